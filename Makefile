@@ -1,0 +1,44 @@
+# Everything happens in .venv, which `make` sets up by itself. PYTHON=/path/to/python picks the interpreter.
+VENV ?= .venv
+BIN := $(VENV)/bin
+SOURCES := setup.py pyproject.toml $(wildcard csrc/*) $(wildcard fastutils/*.pyx fastutils/*/*.pyx)
+
+.PHONY: test bench lint format build test-dist clean
+
+test: build
+	FASTUTILS_REQUIRE_EXTENSIONS=1 $(BIN)/python -m pytest
+
+bench: build
+	$(BIN)/python -m bench.step
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/cython-lint fastutils
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'tests/*.c' 'tests/*.cpp' 'tests/*.h')
+	$(BIN)/mypy
+
+format: build
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*' 'tests/*.c' 'tests/*.cpp' 'tests/*.h')
+
+# The wheel and the source distribution, each installed into an environment of its own and tested outside the checkout.
+test-dist: build
+	scripts/test-dist.sh $(BIN)/python
+
+build: $(VENV)/.built
+
+$(VENV)/.ready: requirements-dev.txt scripts/choose-python.sh
+	python=$$(scripts/choose-python.sh) && "$$python" -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -r requirements-dev.txt
+	touch $@
+
+$(VENV)/.built: $(VENV)/.ready $(SOURCES)
+	FASTUTILS_REQUIRE_EXTENSIONS=1 $(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+clean:
+	rm -rf build dist $(VENV) fastutils/_build_info.json fastutils/_bridge
+	find fastutils -name '*.so' -delete

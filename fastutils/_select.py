@@ -1,0 +1,80 @@
+"""The only place that chooses, for each public name, between its compiled and its Python form."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: Public name -> (module of the Python form, module of the compiled form or None).
+HOMES: dict[str, tuple[str, str | None]] = {
+    "ConstantList": ("fastutils.views", "fastutils._views"),
+    "CpuGpuBuffer": ("fastutils.tensors.buffer", None),
+    "get_engine_client_zmq_addr": ("fastutils.processes.addresses", None),
+    "APIServerProcessManager": ("fastutils.processes.api_servers", None),
+    "run_api_server_worker_proc": ("fastutils.processes.api_servers", None),
+    "RustFrontendProcessManager": ("fastutils.processes.rust_frontend", None),
+    "wait_for_completion_or_failure": ("fastutils.processes.supervision", None),
+    "shutdown": ("fastutils.processes.supervision", None),
+    "copy_slice": ("fastutils.tensors.copy", None),
+    "report_usage_stats": ("fastutils.usage", None),
+    "record_function_or_nullcontext": ("fastutils.scopes", "fastutils._scopes"),
+    "tensor_data": ("fastutils.tensors.data", None),
+    "IterationDetails": ("fastutils.iteration", None),
+    "compute_iteration_details": ("fastutils.iteration", "fastutils._iteration"),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which form of a public name serves, and why."""
+
+    name: str
+    implementation: str  #: "compiled" or "python"
+    reason: str
+    value: Any
+
+
+def extensions_disabled() -> bool:
+    """Whether ``FASTUTILS_NO_EXTENSIONS`` asks for the Python forms (any value but empty and 0)."""
+    return os.environ.get("FASTUTILS_NO_EXTENSIONS", "").strip() not in ("", "0")
+
+
+def build_info() -> dict[str, Any]:
+    """What the build wrote down about itself; empty for a pure wheel or an unbuilt checkout."""
+    try:
+        return dict(json.loads(Path(__file__).with_name("_build_info.json").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+
+
+def _why_missing(module: str, error: ImportError) -> str:
+    outcome = build_info().get("modules", {}).get(module)
+    if isinstance(error, ModuleNotFoundError) and error.name == module:
+        if outcome not in (None, "built"):
+            return f"{module} did not compile when this package was built: {outcome}"
+        return f"this installation holds no compiled {module.rpartition('.')[2]}; install with a C/C++ compiler present"
+    return f"{module} is there but cannot be loaded: {error}"
+
+
+def choose(name: str) -> Choice:
+    """Import and return the form of `name` that serves here. Raises AttributeError for an unknown name."""
+    try:
+        python_module, compiled_module = HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'fastutils' has no attribute {name!r}") from None
+    reason = "has only this form"
+    if compiled_module is not None:
+        if extensions_disabled():
+            reason = "FASTUTILS_NO_EXTENSIONS is set"
+        else:
+            try:
+                value = getattr(importlib.import_module(compiled_module), name)
+            except ImportError as error:
+                reason = _why_missing(compiled_module, error)
+            else:
+                return Choice(name, "compiled", "the compiled form loads", value)
+    return Choice(name, "python", reason, getattr(importlib.import_module(python_module), name))
