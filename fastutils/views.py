@@ -1,0 +1,94 @@
+"""ConstantList: a read-only live view of a list. The Python form; ``_views`` holds the compiled one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, NoReturn, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class ConstantList(Generic[T], Sequence[T]):
+    """A read-only live view of the list `x`: nothing is copied, later changes of `x` show, `x` is kept alive.
+
+    Reading goes to `x` and raises what `x` raises; every way of changing it raises TypeError. Equality and hash are
+    those of the view's identity. `x` need not be a list: what it supports, the view supports.
+    The view itself is as safe to share between threads as `x` is.
+
+    Upstream: ``vllm.v1.utils.ConstantList``.
+    """
+
+    _x: list[T]
+
+    def __init__(self, x: list[T]) -> None:
+        self._x = x
+
+    def append(self, item: Any) -> NoReturn:
+        """Raise TypeError: the view is read-only."""
+        raise TypeError("Cannot append to a constant list")
+
+    def extend(self, item: Any) -> NoReturn:
+        """Raise TypeError: the view is read-only."""
+        raise TypeError("Cannot extend a constant list")
+
+    def insert(self, item: Any) -> NoReturn:
+        """Raise TypeError: the view is read-only."""
+        raise TypeError("Cannot insert into a constant list")
+
+    def pop(self, item: Any) -> NoReturn:
+        """Raise TypeError: the view is read-only."""
+        raise TypeError("Cannot pop from a constant list")
+
+    def remove(self, item: Any) -> NoReturn:
+        """Raise TypeError: the view is read-only."""
+        raise TypeError("Cannot remove from a constant list")
+
+    def clear(self) -> NoReturn:
+        """Raise TypeError: the view is read-only."""
+        raise TypeError("Cannot clear a constant list")
+
+    def index(self, item: Any, start: int = 0, stop: int | None = None) -> int:
+        """The first position of `item` in the viewed list from `start` up to, not including, `stop` (None: its end).
+
+        Raises ValueError if it is not there.
+        """
+        return self._x.index(item, start, stop if stop is not None else len(self._x))
+
+    def count(self, value: Any) -> int:
+        """How many items of the view are, or are equal to, `value`."""
+        return super().count(value)
+
+    def copy(self) -> list[T]:
+        """A shallow copy of the viewed list; a plain list, not a view."""
+        return self._x.copy()
+
+    @overload
+    def __getitem__(self, item: int) -> T: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> list[T]: ...
+
+    def __getitem__(self, item: int | slice) -> T | list[T]:
+        return self._x[item]
+
+    def __setitem__(self, item: int | slice, value: Any) -> NoReturn:
+        raise TypeError("Cannot set item in a constant list")
+
+    def __delitem__(self, item: int | slice) -> NoReturn:
+        raise TypeError("Cannot delete item from a constant list")
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._x)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._x
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __repr__(self) -> str:
+        return f"ConstantList({self._x})"
+
+
+# Both forms are pickled under the public name, so that each process restores the form that serves there.
+ConstantList.__module__ = "fastutils"
