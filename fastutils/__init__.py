@@ -16,12 +16,12 @@ if TYPE_CHECKING:  # type checkers read the Python forms, so no stub can drift f
     from fastutils.processes.supervision import shutdown, wait_for_completion_or_failure
     from fastutils.scopes import record_function_or_nullcontext
     from fastutils.tensors.buffer import CpuGpuBuffer
-    from fastutils.tensors.copy import copy_slice
+    from fastutils.tensors.copy import copy_slice, copy_slices, copy_to_gpu_many
     from fastutils.tensors.data import tensor_data
     from fastutils.usage import report_usage_stats
     from fastutils.views import ConstantList
 
-# In upstream's order.
+# In upstream's order, then what upstream does not have.
 __all__ = [  # noqa: RUF022
     "ConstantList",
     "CpuGpuBuffer",
@@ -37,6 +37,8 @@ __all__ = [  # noqa: RUF022
     "tensor_data",
     "IterationDetails",
     "compute_iteration_details",
+    "copy_slices",
+    "copy_to_gpu_many",
 ]
 
 

@@ -25,6 +25,8 @@ HOMES: dict[str, tuple[str, str | None]] = {
     "tensor_data": ("fastutils.tensors.data", None),
     "IterationDetails": ("fastutils.iteration", None),
     "compute_iteration_details": ("fastutils.iteration", "fastutils._iteration"),
+    "copy_slices": ("fastutils.tensors.copy", None),
+    "copy_to_gpu_many": ("fastutils.tensors.copy", None),
 }
 
 

@@ -1,0 +1,64 @@
+"""Slice copies between tensors: the Python form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from fastutils.tensors.buffer import CpuGpuBuffer
+
+
+def copy_slice(from_tensor: torch.Tensor, to_tensor: torch.Tensor, length: int) -> torch.Tensor:
+    """Copy the first `length` rows of `from_tensor` to `to_tensor`, without blocking; return ``to_tensor[:length]``.
+
+    Means exactly ``to_tensor[:length].copy_(from_tensor[:length], non_blocking=True)``: `length` follows slice rules
+    (negative, zero, too large), dtypes, devices and strides may differ, shapes may broadcast, and whatever PyTorch
+    raises is raised. The result is a view of `to_tensor`. Between host and device the copy may still be running on the
+    current stream when the call returns: synchronize before reading a host destination.
+
+    Upstream: ``vllm.v1.utils.copy_slice``.
+    """
+    return to_tensor[:length].copy_(from_tensor[:length], non_blocking=True)
+
+
+def copy_slices(pairs: Iterable[tuple[torch.Tensor, torch.Tensor, int]], *, views: bool = False) -> Any:
+    """Run `copy_slice` for each ``(from_tensor, to_tensor, length)`` of `pairs`, in order, in one call.
+
+    Returns None, or with ``views=True`` the list of the views ``to_tensor[:length]``. Nothing is copied if an entry of
+    `pairs` is not a triple (TypeError). An error of PyTorch's leaves the copies before it done and the rest undone.
+    Blocks no more than `copy_slice` does.
+    """
+    made = []
+    for position, triple in enumerate(entries := list(pairs)):
+        if not isinstance(triple, tuple | list) or len(triple) != 3:
+            raise TypeError(
+                f"copy_slices() takes (from_tensor, to_tensor, length) triples, but entry {position} of "
+                f"{len(entries)} is {triple!r:.80}"
+            )
+    for from_tensor, to_tensor, length in entries:
+        view = copy_slice(from_tensor, to_tensor, length)
+        if views:
+            made.append(view)
+    return made if views else None
+
+
+def copy_to_gpu_many(
+    buffers: Sequence[CpuGpuBuffer], ns: Iterable[int | None] | int | None = None, *, views: bool = False
+) -> Any:
+    """Run ``buffer.copy_to_gpu(n)`` for each buffer, in order, in one call.
+
+    `ns` holds one row count (or None for all rows) per buffer; a single int or None serves for every buffer.
+    Returns None, or with ``views=True`` the list of what the single calls return. ValueError, before anything is
+    copied, if `ns` and `buffers` differ in length.
+    """
+    counts: list[Any] = [ns] * len(buffers) if ns is None or isinstance(ns, Integral) else list(ns)
+    if len(counts) != len(buffers):
+        raise ValueError(
+            f"copy_to_gpu_many() got {len(buffers)} buffers but {len(counts)} row counts; give one per buffer"
+        )
+    made = [buffer.copy_to_gpu(n) for buffer, n in zip(buffers, counts, strict=True)]
+    return made if views else None

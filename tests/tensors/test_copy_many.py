@@ -1,0 +1,117 @@
+"""copy_slices and copy_to_gpu_many: many copies in one call mean the single calls, one after another."""
+
+import inspect
+
+import pytest
+import torch
+from implementations import load
+
+
+@pytest.fixture
+def copy_slices(form):
+    return load("copy_slices", form)
+
+
+@pytest.fixture
+def copy_to_gpu_many(form):
+    return load("copy_to_gpu_many", form)
+
+
+def buffers(form, *sizes):
+    Buffer = load("CpuGpuBuffer", form)
+    made = [Buffer(size, dtype=torch.int32, device=torch.device("cpu")) for size in sizes]
+    for buffer in made:
+        buffer.np[:] = range(1, len(buffer.np) + 1)
+    return made
+
+
+def test_each_pair_is_copied_in_order(copy_slices):
+    first, second, third = torch.arange(4), torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    assert copy_slices([(first, second, 3), [second, third, 4]]) is None
+    assert third.tolist() == [0, 1, 2, 0]
+
+
+def test_views_on_request(copy_slices):
+    source, target = torch.arange(4.0), torch.zeros(4)
+    (view,) = copy_slices(iter([(source, target, 3)]), views=True)
+    assert view.tolist() == [0, 1, 2]
+    assert view._base is target
+    assert copy_slices([], views=True) == []
+
+
+def test_mixed_fast_and_torch_only_copies_keep_their_order(copy_slices):
+    a, b, c = torch.arange(4), torch.zeros(4), torch.zeros(4)
+    copy_slices([(a, b, 4), (b, c, 4), (c[1:], b, 3), (torch.ones(1), c, 3)])
+    assert b.tolist() == [1, 2, 3, 3]
+    assert c.tolist() == [1, 1, 1, 3]
+
+
+@pytest.mark.parametrize("bad", [None, (torch.ones(1), torch.ones(1)), 3, "abcd"])
+def test_nothing_is_copied_if_an_entry_is_no_triple(copy_slices, bad):
+    source, target = torch.ones(2), torch.zeros(2)
+    with pytest.raises(TypeError, match="entry 1 of 2"):
+        copy_slices([(source, target, 2), bad])
+    assert target.tolist() == [0, 0]
+
+
+def test_an_error_leaves_the_copies_before_it_done(copy_slices):
+    source, first, second = torch.ones(4), torch.zeros(4), torch.zeros(4)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        copy_slices([(source, first, 4), (torch.ones(3), torch.zeros(4), 4), (source, second, 4)])
+    assert first.tolist() == [1] * 4
+    assert second.tolist() == [0] * 4
+
+
+def test_many_more_pairs_than_one_round_of_the_bridge(copy_slices):
+    source = torch.arange(1000)
+    targets = [torch.zeros(1000, dtype=torch.int64) for _ in range(300)]
+    copy_slices([(source, target, i) for i, target in enumerate(targets)])
+    assert [int(target.count_nonzero()) for target in targets] == [max(i - 1, 0) for i in range(300)]
+
+
+@pytest.mark.parametrize("ns", [[1, None, 3], (1, None, 3)])
+def test_a_count_per_buffer(form, copy_to_gpu_many, ns):
+    made = buffers(form, 2, 3, 4)
+    assert copy_to_gpu_many(made, ns) is None
+    assert [b.gpu.tolist() for b in made] == [[1, 0], [1, 2, 3], [1, 2, 3, 0]]
+
+
+@pytest.mark.parametrize(("ns", "second"), [(None, [1, 2, 3]), (2, [1, 2, 0]), (-1, [1, 2, 0])])
+def test_one_count_for_all(form, copy_to_gpu_many, ns, second):
+    made = buffers(form, 2, 3)
+    copy_to_gpu_many(made, ns)
+    assert made[1].gpu.tolist() == second
+
+
+def test_buffer_views_on_request(form, copy_to_gpu_many):
+    made = buffers(form, 2, 3)
+    whole, part = copy_to_gpu_many(made, [None, 2], views=True)
+    assert whole is made[0].gpu
+    assert part._base is made[1].gpu
+
+
+def test_lists_of_unequal_length(form, copy_to_gpu_many):
+    made = buffers(form, 2, 3)
+    with pytest.raises(ValueError, match="2 buffers but 1 row counts"):
+        copy_to_gpu_many(made, [1])
+    assert made[0].gpu.tolist() == [0, 0]
+
+
+def test_subclass_that_overrides_its_copy_is_honoured(form, copy_to_gpu_many):
+    Buffer = load("CpuGpuBuffer", form)
+    seen = []
+
+    class Counting(Buffer):
+        def copy_to_gpu(self, n=None):
+            seen.append(n)
+            return super().copy_to_gpu(n)
+
+    made = [Counting(2, dtype=torch.int32, device=torch.device("cpu")) for _ in range(2)]
+    copy_to_gpu_many(made, [1, 2])
+    assert seen == [1, 2]
+
+
+def test_signatures(copy_slices, copy_to_gpu_many):
+    assert list(inspect.signature(copy_slices).parameters) == ["pairs", "views"]
+    assert list(inspect.signature(copy_to_gpu_many).parameters) == ["buffers", "ns", "views"]
+    assert inspect.signature(copy_slices).parameters["views"].kind is inspect.Parameter.KEYWORD_ONLY
