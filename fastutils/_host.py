@@ -6,13 +6,17 @@ Nothing here imports vLLM: "inside" means that somebody else has.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import psutil
 
 
 def _flag(name: str, default: str) -> Callable[[], bool]:
@@ -48,12 +52,14 @@ def _config_root() -> str:
 
 
 _READERS: dict[str, Callable[[], Any]] = {
+    "NO_COLOR": lambda: os.environ.get("NO_COLOR", "0") != "0",
     "VLLM_CONFIG_ROOT": _config_root,
     "VLLM_CONFIGURE_LOGGING": _flag("VLLM_CONFIGURE_LOGGING", "1"),
     "VLLM_CUSTOM_SCOPES_FOR_PROFILING": _flag("VLLM_CUSTOM_SCOPES_FOR_PROFILING", "0"),
     "VLLM_DO_NOT_TRACK": _do_not_track,
     "VLLM_ENGINE_READY_TIMEOUT_S": _integer("VLLM_ENGINE_READY_TIMEOUT_S", 600),
     "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": _integer("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", 5),
+    "VLLM_LOGGING_COLOR": lambda: os.environ.get("VLLM_LOGGING_COLOR", "auto"),
     "VLLM_NO_USAGE_STATS": lambda: os.environ.get("VLLM_NO_USAGE_STATS", "0") == "1",
     "VLLM_NVTX_SCOPES_FOR_PROFILING": _flag("VLLM_NVTX_SCOPES_FOR_PROFILING", "0"),
     "VLLM_PROCESS_NAME_PREFIX": lambda: os.environ.get("VLLM_PROCESS_NAME_PREFIX", "VLLM"),
@@ -104,3 +110,127 @@ def is_pin_memory_available() -> bool:
         return True
     xpu = getattr(torch, "xpu", None)
     return bool(xpu is not None and xpu.is_available())
+
+
+def set_process_title(name: str, suffix: str = "") -> None:
+    """Show this process as ``PREFIX::name_suffix`` in ps and top, PREFIX being ``VLLM_PROCESS_NAME_PREFIX``.
+
+    Does nothing where setproctitle is not installed.
+    """
+    try:
+        import setproctitle
+    except ModuleNotFoundError:
+        return
+    title = f"{name}_{suffix}" if suffix else name
+    setproctitle.setproctitle(f"{env('VLLM_PROCESS_NAME_PREFIX')}::{title}")
+
+
+def decorate_logs(process_name: str | None = None) -> None:
+    """Start each line that this process writes to `sys.stdout` and `sys.stderr` with ``(process_name pid=PID)``.
+
+    The name defaults to the `multiprocessing` name. Does nothing if ``VLLM_CONFIGURE_LOGGING`` is 0. A second call
+    replaces the prefix of the first. Coloured on terminals, unless ``NO_COLOR`` or ``VLLM_LOGGING_COLOR`` say
+    otherwise.
+    """
+    if not env("VLLM_CONFIGURE_LOGGING"):
+        return
+    if process_name is None:
+        from multiprocessing import current_process
+
+        process_name = current_process().name
+    label = f"({process_name} pid={os.getpid()})"
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            _prefix_lines(stream, f"\033[0;36m{label}\033[0;0m " if _in_colour(stream) else f"{label} ")
+
+
+def _in_colour(stream: TextIO) -> bool:
+    if env("NO_COLOR"):
+        return False
+    wanted = env("VLLM_LOGGING_COLOR")
+    return bool(wanted == "1" or (wanted != "0" and stream.isatty()))
+
+
+def _prefix_lines(stream: TextIO, prefix: str) -> None:
+    # The attribute is the one that vLLM's own decoration looks for, so that neither stacks upon the other.
+    write = getattr(stream, "_original_write", stream.write)
+    at_line_start = True
+
+    def write_with_prefix(text: str, /) -> int:
+        nonlocal at_line_start
+        if text:
+            body = text[:-1] if text[-1] == "\n" else text
+            marked = body.replace("\n", f"\n{prefix}")
+            # In one write: several processes share the stream, and pieces of their lines would mix.
+            write(f"{prefix if at_line_start else ''}{marked}{text[len(body) :]}")
+            at_line_start = text[-1] == "\n"
+        return len(text)
+
+    stream._original_write = write  # type: ignore[attr-defined]
+    stream.write = write_with_prefix  # type: ignore[method-assign]
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process `pid` exists and is no zombie."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def is_descendant(pid: int) -> bool:
+    """Whether `pid` is a running child of this process, or a child's child and so on; zombies are not running.
+
+    Tells a process that we started from a stranger that was given its number after the end of ours.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        own = os.getpid()
+        return process.status() != psutil.STATUS_ZOMBIE and any(parent.pid == own for parent in process.parents())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill_process_tree(pid: int) -> None:
+    """SIGKILL to the process `pid` and to all that it started, directly or not; if it is gone, nothing.
+
+    All are stopped first: a stopped process starts no others, so none is missed. A number that was given to another
+    process meanwhile is recognised by its start time. What may not be killed is logged. `pid` may be the caller's own.
+    Raises ValueError for a `pid` below 2, which names no ordinary process.
+    """
+    import psutil
+
+    if pid < 2:
+        raise ValueError(f"pid {pid} names no ordinary process; it is not killed")
+    try:
+        root = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return
+    tree = [root]
+    new = [root]
+    while new:
+        for process in new:
+            if process.pid != os.getpid():
+                _signal(process, "suspend")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            new = [child for child in root.children(recursive=True) if child not in tree]
+            tree += new
+            continue
+        break
+    for process in reversed(tree):  # the root last: it may be this process
+        _signal(process, "kill")
+
+
+def _signal(process: psutil.Process, how: str) -> None:
+    import psutil
+
+    try:
+        getattr(process, how)()
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.AccessDenied:
+        logger(__name__).warning("no permission to %s the process %d", how, process.pid)

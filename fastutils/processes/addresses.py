@@ -1,0 +1,58 @@
+"""Addresses for the ZMQ sockets between an engine and its clients."""
+
+from __future__ import annotations
+
+import ipaddress
+import operator
+import os
+import sys
+import uuid
+
+from fastutils import _host
+
+#: Longest path of a Unix socket in bytes, without the final NUL: ``sun_path`` holds 108 on Linux, 104 on BSD and macOS.
+IPC_PATH_LIMIT = 107 if sys.platform.startswith("linux") else 103
+
+
+def get_engine_client_zmq_addr(local_only: bool, host: str, port: int = 0) -> str:
+    """A ZMQ address for an engine's client to bind, as ``vllm.v1.utils.get_engine_client_zmq_addr`` gives it.
+
+    Local: ``ipc://FOLDER/UUID4``, where FOLDER is ``VLLM_RPC_BASE_PATH`` or the folder for temporary files; unique on
+    each call, and nothing is created. Else ``tcp://host:port``, an IPv6 `host` in brackets. Port 0 lets the kernel
+    choose when the socket is bound; whoever binds reads the real one from ``zmq.LAST_ENDPOINT``.
+
+    Raises ValueError for an IPC path longer than the platform's sockets allow (107 bytes on Linux), an empty host and
+    a port outside 0..65535; TypeError for a port that is no integer.
+    """
+    return _ipc_address() if local_only else _tcp_address(host, port)
+
+
+def _ipc_address() -> str:
+    folder = _host.env("VLLM_RPC_BASE_PATH")
+    path = f"{folder}/{uuid.uuid4()}"
+    length = len(os.fsencode(path))
+    if length > IPC_PATH_LIMIT:
+        raise ValueError(
+            f"the IPC path {path!r} takes {length} bytes, but a socket's path holds at most {IPC_PATH_LIMIT}; "
+            "set VLLM_RPC_BASE_PATH to a shorter folder"
+        )
+    return f"ipc://{path}"
+
+
+def _tcp_address(host: str, port: int) -> str:
+    if not isinstance(host, str):
+        raise TypeError(f"host must be a string, not {host!r}")
+    if not host:
+        raise ValueError("host is empty; name an interface or address, such as 127.0.0.1")
+    number = operator.index(port)
+    if not 0 <= number <= 65535:
+        raise ValueError(f"port {number} is not in 0..65535")
+    return f"tcp://[{host}]:{number}" if _is_ipv6(host) else f"tcp://{host}:{number}"
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,103 @@
+"""Children that end with their parent, however it went: SIGKILL included.
+
+The parent holds the only writing end of a pipe that nobody writes to; each child watches the reading end, which reports
+the end of file when the last writing end is gone. On Linux the child watches the parent's pidfd too, in case somebody
+forked the parent from C and so holds a copy of the writing end. PR_SET_PDEATHSIG would not do: it fires when the
+*thread* that started the child ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from fastutils import _host
+
+#: How long an orphaned child may take to end by itself after its SIGTERM.
+ORPHAN_GRACE_S = 1.0
+
+_lifelines: weakref.WeakSet[Lifeline] = weakref.WeakSet()
+
+
+class Lifeline:
+    """The parent's side: children watch `.reader` and end when `.close()` was called or this process is gone."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        _lifelines.add(self)
+
+    def close(self) -> None:
+        """Close both ends; children that still run then end. Idempotent."""
+        self.reader.close()
+        self._writer.close()
+
+
+def _close_copies() -> None:
+    # A forked sibling would otherwise keep the writing ends open after the parent's death.
+    for lifeline in list(_lifelines):
+        lifeline.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_copies)
+
+
+class WatchedTarget:
+    """A target for a spawned process that watches its parent before the real target is even imported.
+
+    The real target and its arguments travel as a pickle inside the pickle, so that unpickling *this* in the child
+    imports nothing of the user's.
+    """
+
+    def __init__(self, lifeline: Lifeline, target: Callable[..., object], *args: Any) -> None:
+        self._lifeline = lifeline.reader
+        self._parent_pid = os.getpid()
+        self._call: Any = (target, args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Called while multiprocessing spawns, which is when sockets and pipes may be pickled.
+        return {**self.__dict__, "_call": bytes(ForkingPickler.dumps(self._call))}
+
+    def __call__(self) -> None:
+        end_with_parent(self._lifeline, self._parent_pid)
+        target, args = pickle.loads(self._call)
+        self._call = None  # not a second reference to what the target may want to free
+        target(*args)
+
+
+def end_with_parent(reader: Connection, parent_pid: int) -> None:
+    """Start, in a child, the daemon thread that ends it when `reader` ends or the process `parent_pid` is gone.
+
+    It sends SIGTERM first, so that handlers may clean up, and kills the process with all its descendants after
+    ORPHAN_GRACE_S seconds.
+    """
+    watched: list[Any] = [reader]
+    # If the parent is not the direct one (a launcher script stands between), the pipe alone decides.
+    if hasattr(os, "pidfd_open") and os.getppid() == parent_pid:
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(parent_pid)
+            if os.getppid() == parent_pid:
+                watched.append(descriptor)
+            else:
+                os.close(descriptor)
+    threading.Thread(target=_watch, args=(watched,), name="fastutils-parent-watch", daemon=True).start()
+
+
+def _watch(watched: list[Any]) -> None:
+    # Signals belong to the main thread. Nothing may interrupt the wait either: entered once, it keeps its files even
+    # if the target closes every descriptor that it does not know.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    connection.wait(watched)
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(ORPHAN_GRACE_S)
+    _host.kill_process_tree(os.getpid())
