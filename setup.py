@@ -7,6 +7,7 @@ Environment variables, all read at build time:
 ``FASTUTILS_ABI3=1``                one wheel for every CPython >= 3.10; its loops are 2-4 times slower
 """
 
+import glob
 import json
 import os
 import platform
@@ -44,6 +45,7 @@ def compiled_modules() -> list[Extension]:
             name,
             list(sources),
             include_dirs=["csrc"],
+            depends=glob.glob("csrc/*.h"),
             extra_compile_args=["-O3", "-g0"],
             define_macros=[("Py_LIMITED_API", "0x030A0000")] if LIMITED else [],
             py_limited_api=LIMITED,
@@ -52,11 +54,10 @@ def compiled_modules() -> list[Extension]:
 
     modules = cythonize(
         [
-            module("fastutils._views", "fastutils/_views.pyx"),
             module("fastutils._iteration", "fastutils/_iteration.pyx"),
         ]
     )
-    modules.append(module("fastutils._scopes", "csrc/scopes.c"))
+    modules += [module("fastutils._views", "csrc/views.c"), module("fastutils._scopes", "csrc/scopes.c")]
     for extension in modules:
         extension.optional = not REQUIRED  # cythonize() drops what was said before it
     return modules

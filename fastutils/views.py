@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
@@ -92,3 +93,43 @@ class ConstantList(Generic[T], Sequence[T]):
 
 # Both forms are pickled under the public name, so that each process restores the form that serves there.
 ConstantList.__module__ = "fastutils"
+
+
+class _CompiledViews(Sequence[Any]):
+    # The compiled type registers here and not on Sequence itself: isinstance remembers what it found through a
+    # subclass, but searches Sequence's own registrations again every time.
+    __slots__ = ()
+
+
+def _complete(compiled: Any) -> None:
+    """Give the compiled type what needs no speed: its place among the sequences, lazy ``reversed``, pickling."""
+    _CompiledViews.register(compiled)
+    compiled.__reversed__ = Sequence.__reversed__
+    compiled.__reduce_ex__ = _reduce_ex
+    compiled.__getstate__ = _getstate
+    compiled.__setstate__ = _setstate
+
+
+# In the compiled form `_x` lies outside the instance's dictionary, where pickle and copy would look for it. With these
+# they see, and restore, the same state as that of the Python form, whatever the protocol.
+
+
+def _reduce_ex(self: Any, protocol: Any, /) -> Any:
+    return object.__reduce_ex__(self, max(protocol, 2))
+
+
+def _getstate(self: Any, /) -> Any:
+    attributes = dict(vars(self))
+    if hasattr(self, "_x"):
+        attributes["_x"] = self._x
+    names = [*copyreg._slotnames(type(self))]  # type: ignore[attr-defined]
+    slots = {name: getattr(self, name) for name in names if name != "_x" and hasattr(self, name)}
+    return (attributes, slots) if slots else attributes
+
+
+def _setstate(self: Any, state: Any, /) -> None:
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    for name, value in (attributes or {}).items():
+        object.__setattr__(self, name, value)
+    for name, value in (slots or {}).items():
+        setattr(self, name, value)

@@ -1,0 +1,447 @@
+/* ConstantList, compiled. fastutils/views.py holds the Python form, which says what this one must do.
+ *
+ * In C because it is all type slots: a heap type's name, its instance dictionary and an attribute that may be missing
+ * behave as those of a Python class do, which Cython's extension types do not give.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <structmember.h>
+
+#include "arguments.h"
+#include "exact.h"
+#include "single_interpreter.h"
+
+typedef struct {
+  PyObject_HEAD PyObject* x; /* NULL: not set yet, deleted, or a subclass makes `_x` something else */
+  PyObject* dict;
+  PyObject* weakrefs;
+} View;
+
+static PyTypeObject* view_type;
+static PyObject* sequence_count; /* collections.abc.Sequence.count */
+static PyObject *str_x, *str_index, *str_count, *str_copy, *int_zero;
+
+/* A new reference to what is viewed: whatever Python code does to the view meanwhile, it stays alive. */
+static PyObject* viewed(PyObject* self) {
+  PyObject* x = ((View*)self)->x;
+  if (x == NULL) return PyObject_GetAttr(self, str_x);
+  Py_INCREF(x);
+  return x;
+}
+
+/* ---- reading -------------------------------------------------------------------------------------------------- */
+
+static Py_ssize_t view_length(PyObject* self) {
+  PyObject* x = ((View*)self)->x;
+  if (fu_is_exact_list(x)) return FU_LIST_SIZE(x);
+  x = viewed(self);
+  if (x == NULL) return -1;
+  Py_ssize_t size = PyObject_Size(x);
+  Py_DECREF(x);
+  return size;
+}
+
+static PyObject* view_subscript(PyObject* self, PyObject* key) {
+  PyObject* x = ((View*)self)->x;
+  Py_ssize_t i;
+  if (fu_is_exact_list(x) && fu_small_int(key, &i)) {
+    Py_ssize_t size = FU_LIST_SIZE(x);
+    if (i < 0) i += size;
+    if (0 <= i && i < size) {
+      PyObject* item = FU_LIST_ITEM(x, i);
+      Py_INCREF(item);
+      return item;
+    }
+  }
+  x = viewed(self);
+  if (x == NULL) return NULL;
+  PyObject* result = PyList_CheckExact(x) && PySlice_Check(key) ? fu_plain_slice(x, key) : NULL;
+  if (result == NULL) result = PyObject_GetItem(x, key);
+  Py_DECREF(x);
+  return result;
+}
+
+static PyObject* view_item(PyObject* self, Py_ssize_t i) {
+  PyObject* key = PyLong_FromSsize_t(i);
+  if (key == NULL) return NULL;
+  PyObject* item = view_subscript(self, key);
+  Py_DECREF(key);
+  return item;
+}
+
+static PyObject* view_iter(PyObject* self) {
+  PyObject* x = viewed(self);
+  if (x == NULL) return NULL;
+  PyObject* iterator = PyObject_GetIter(x);
+  Py_DECREF(x);
+  return iterator;
+}
+
+/* As list.__contains__, from `start` on: the length is read anew after every comparison, which may run any code. */
+static int contains_from(PyObject* list, PyObject* needle, Py_ssize_t start) {
+  int found = 0;
+  Py_INCREF(list);
+  for (Py_ssize_t i = start; !found && i < FU_LIST_SIZE(list); i++) {
+    PyObject* item = FU_LIST_ITEM(list, i);
+    Py_INCREF(item);
+    found = PyObject_RichCompareBool(item, needle, Py_EQ);
+    Py_DECREF(item);
+  }
+  Py_DECREF(list);
+  return found;
+}
+
+static int view_contains(PyObject* self, PyObject* item) {
+  PyObject* x = ((View*)self)->x;
+  Py_ssize_t value, undecided;
+  if (fu_is_exact_list(x) && fu_small_int(item, &value)) {
+    if (fu_find_small_int(x, item, value, 0, FU_LIST_SIZE(x), &undecided) >= 0) return 1;
+    return undecided < 0 ? 0 : contains_from(x, item, undecided);
+  }
+  x = viewed(self);
+  if (x == NULL) return -1;
+  int found = PySequence_Contains(x, item);
+  Py_DECREF(x);
+  return found;
+}
+
+static PyObject* view_repr(PyObject* self) {
+  PyObject* x = viewed(self);
+  if (x == NULL) return NULL;
+  PyObject* text = PyObject_Format(x, NULL);
+  Py_DECREF(x);
+  if (text == NULL) return NULL;
+  PyObject* result = PyUnicode_FromFormat("ConstantList(%U)", text);
+  Py_DECREF(text);
+  return result;
+}
+
+PyDoc_STRVAR(
+    index_doc,
+    "index($self, item, start=0, stop=None)\n--\n\n"
+    "The first position of `item` in the viewed list from `start` up to, not including, `stop` (None: its end)."
+    "\n\nRaises ValueError if it is not there.");
+
+static PyObject* index_by_list(PyObject* x, PyObject* item, Py_ssize_t start, Py_ssize_t stop) {
+  PyObject *first = PyLong_FromSsize_t(start), *end = PyLong_FromSsize_t(stop), *result = NULL;
+  if (first && end) result = PyObject_CallMethodObjArgs(x, str_index, item, first, end, NULL);
+  Py_XDECREF(first);
+  Py_XDECREF(end);
+  return result;
+}
+
+static PyObject* view_index(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  static const char* const names[] = {"item", "start", "stop", NULL};
+  PyObject* values[] = {NULL, int_zero, Py_None};
+  if (fu_bind("ConstantList.index", names, args, count, keywords, values) < 0) return NULL;
+  PyObject *item = values[0], *x = viewed(self), *result;
+  Py_ssize_t value, start, stop = PY_SSIZE_T_MAX;
+  if (x == NULL) return NULL;
+  if (PyList_CheckExact(x) && fu_small_int(item, &value) && fu_small_int(values[1], &start) &&
+      (values[2] == Py_None || fu_small_int(values[2], &stop))) {
+    Py_ssize_t size = FU_LIST_SIZE(x), undecided;
+    if (start < 0) start = start + size < 0 ? 0 : start + size;
+    if (stop < 0) stop = stop + size < 0 ? 0 : stop + size;
+    if (stop > size) stop = size;
+    Py_ssize_t position = fu_find_small_int(x, item, value, start, stop, &undecided);
+    /* Nothing before `undecided` matches, so the list itself goes on from there, or says that nothing was found. */
+    if (position >= 0)
+      result = PyLong_FromSsize_t(position);
+    else
+      result = index_by_list(x, item, undecided < 0 ? stop : undecided, stop);
+  } else if (values[2] != Py_None) {
+    result = PyObject_CallMethodObjArgs(x, str_index, item, values[1], values[2], NULL);
+  } else {
+    PyObject* method = PyObject_GetAttr(x, str_index); /* before the length, as Python evaluates it */
+    Py_ssize_t size = method ? view_length(self) : -1;
+    PyObject* end = size < 0 ? NULL : PyLong_FromSsize_t(size);
+    result = end ? PyObject_CallFunctionObjArgs(method, item, values[1], end, NULL) : NULL;
+    Py_XDECREF(end);
+    Py_XDECREF(method);
+  }
+  Py_DECREF(x);
+  return result;
+}
+
+PyDoc_STRVAR(count_doc,
+             "count($self, value)\n--\n\n"
+             "How many items of the view are, or are equal to, `value`.");
+
+static PyObject* view_count(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+  PyObject* value = fu_bind_one("ConstantList.count", "value", args, count, keywords);
+  PyObject* x = ((View*)self)->x;
+  if (value == NULL) return NULL;
+  if (Py_TYPE(self) != view_type || !fu_is_exact_list(x))
+    return PyObject_CallFunctionObjArgs(sequence_count, self, value, NULL);
+  Py_INCREF(x);
+  PyObject* result = PyObject_CallMethodObjArgs(x, str_count, value, NULL);
+  Py_DECREF(x);
+  return result;
+}
+
+PyDoc_STRVAR(copy_doc,
+             "copy($self)\n--\n\n"
+             "A shallow copy of the viewed list; a plain list, not a view.");
+
+static PyObject* view_copy(PyObject* self, PyObject* ignored) {
+  (void)ignored;
+  PyObject* x = viewed(self);
+  if (x == NULL) return NULL;
+  PyObject* result =
+      PyList_CheckExact(x) ? PyList_GetSlice(x, 0, PY_SSIZE_T_MAX) : PyObject_CallMethodObjArgs(x, str_copy, NULL);
+  Py_DECREF(x);
+  return result;
+}
+
+/* ---- refusing ------------------------------------------------------------------------------------------------- */
+
+#define REFUSAL(signature) signature "\n--\n\nRaise TypeError: the view is read-only."
+
+#define REFUSE_ITEM(method, message)                                                                            \
+  static PyObject* view_##method(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) { \
+    (void)self;                                                                                                 \
+    if (fu_bind_one("ConstantList." #method, "item", args, count, keywords))                                    \
+      PyErr_SetString(PyExc_TypeError, message);                                                                \
+    return NULL;                                                                                                \
+  }
+
+REFUSE_ITEM(append, "Cannot append to a constant list")
+REFUSE_ITEM(extend, "Cannot extend a constant list")
+REFUSE_ITEM(insert, "Cannot insert into a constant list")
+REFUSE_ITEM(pop, "Cannot pop from a constant list")
+REFUSE_ITEM(remove, "Cannot remove from a constant list")
+
+static PyObject* view_clear(PyObject* self, PyObject* ignored) {
+  (void)self, (void)ignored;
+  PyErr_SetString(PyExc_TypeError, "Cannot clear a constant list");
+  return NULL;
+}
+
+static int view_assign_subscript(PyObject* self, PyObject* key, PyObject* value) {
+  (void)self, (void)key;
+  PyErr_SetString(PyExc_TypeError,
+                  value ? "Cannot set item in a constant list" : "Cannot delete item from a constant list");
+  return -1;
+}
+
+static int view_assign_item(PyObject* self, Py_ssize_t i, PyObject* value) {
+  (void)i;
+  return view_assign_subscript(self, NULL, value);
+}
+
+/* ---- making and unmaking -------------------------------------------------------------------------------------- */
+
+static int set_viewed(PyObject* self, PyObject* x) {
+  if (Py_TYPE(self) != view_type) return PyObject_SetAttr(self, str_x, x); /* a subclass may redefine `_x` */
+  PyObject* old = ((View*)self)->x;
+  Py_INCREF(x);
+  ((View*)self)->x = x;
+  Py_XDECREF(old);
+  return 0;
+}
+
+static int view_init(PyObject* self, PyObject* args, PyObject* keywords) {
+  static char* names[] = {"x", NULL};
+  PyObject* x;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O:ConstantList", names, &x)) return -1;
+  return set_viewed(self, x);
+}
+
+/* Freed views are kept for the next ones. Their type's references stay with them. */
+#if defined(Py_LIMITED_API) || defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG)
+#define FREE_VIEWS 0
+#else
+#define FREE_VIEWS 32
+static View* free_views[FREE_VIEWS];
+static int free_count;
+#endif
+
+static void release(PyObject* self) {
+  View* view = (View*)self;
+  PyTypeObject* type = Py_TYPE(self);
+  if (view->weakrefs != NULL) PyObject_ClearWeakRefs(self);
+  Py_CLEAR(view->dict);
+  Py_CLEAR(view->x);
+#if FREE_VIEWS
+  if (type == view_type && free_count < FREE_VIEWS) {
+    free_views[free_count++] = view;
+    return;
+  }
+#endif
+#ifdef Py_LIMITED_API
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+#else
+  type->tp_free(self);
+#endif
+  Py_DECREF(type);
+}
+
+static void view_dealloc(PyObject* self) {
+  PyObject_GC_UnTrack(self);
+#ifdef Py_LIMITED_API
+  release(self);
+#else
+  /* A list bounds the depth of its own deallocation; a long chain of views of views needs the same. */
+  if (fu_is_exact_list(((View*)self)->x)) {
+    release(self);
+    return;
+  }
+  Py_TRASHCAN_BEGIN(self, view_dealloc) release(self);
+  Py_TRASHCAN_END
+#endif
+}
+
+static int view_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(((View*)self)->x);
+  Py_VISIT(((View*)self)->dict);
+  return 0;
+}
+
+static int view_gc_clear(PyObject* self) {
+  Py_CLEAR(((View*)self)->x);
+  Py_CLEAR(((View*)self)->dict);
+  return 0;
+}
+
+#ifndef Py_LIMITED_API
+/* Calling the type itself, not a subclass: without an argument tuple, __new__ and __init__. */
+static PyObject* view_construct(PyObject* cls, PyObject* const* args, size_t nargsf, PyObject* keywords) {
+  PyTypeObject* type = (PyTypeObject*)cls;
+  Py_ssize_t count = PyVectorcall_NARGS(nargsf), named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
+  if (type == view_type && count == 1 && named == 0) {
+    View* view;
+#if FREE_VIEWS
+    if (free_count > 0) {
+      view = free_views[--free_count];
+      Py_SET_REFCNT((PyObject*)view, 1);
+    } else
+#endif
+    {
+      view = PyObject_GC_New(View, type);
+      if (view == NULL) return NULL;
+      view->dict = NULL;
+      view->weakrefs = NULL;
+    }
+    Py_INCREF(args[0]);
+    view->x = args[0];
+    PyObject_GC_Track((PyObject*)view);
+    return (PyObject*)view;
+  }
+  PyObject *result = NULL, *named_args = PyDict_New(), *positional = PyTuple_New(count);
+  if (positional == NULL || named_args == NULL) goto done;
+  for (Py_ssize_t i = 0; i < count; i++) {
+    Py_INCREF(args[i]);
+    PyTuple_SET_ITEM(positional, i, args[i]);
+  }
+  for (Py_ssize_t i = 0; i < named; i++)
+    if (PyDict_SetItem(named_args, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0) goto done;
+  result = PyType_Type.tp_call(cls, positional, named_args);
+done:
+  Py_XDECREF(positional);
+  Py_XDECREF(named_args);
+  return result;
+}
+#endif
+
+/* ---- the type ------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef view_methods[] = {
+    {"append", FU_METHOD(view_append), METH_FASTCALL | METH_KEYWORDS, REFUSAL("append($self, item)")},
+    {"extend", FU_METHOD(view_extend), METH_FASTCALL | METH_KEYWORDS, REFUSAL("extend($self, item)")},
+    {"insert", FU_METHOD(view_insert), METH_FASTCALL | METH_KEYWORDS, REFUSAL("insert($self, item)")},
+    {"pop", FU_METHOD(view_pop), METH_FASTCALL | METH_KEYWORDS, REFUSAL("pop($self, item)")},
+    {"remove", FU_METHOD(view_remove), METH_FASTCALL | METH_KEYWORDS, REFUSAL("remove($self, item)")},
+    {"clear", view_clear, METH_NOARGS, REFUSAL("clear($self)")},
+    {"index", FU_METHOD(view_index), METH_FASTCALL | METH_KEYWORDS, index_doc},
+    {"count", FU_METHOD(view_count), METH_FASTCALL | METH_KEYWORDS, count_doc},
+    {"copy", view_copy, METH_NOARGS, copy_doc},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
+    {NULL, NULL, 0, NULL}};
+
+static PyMemberDef view_members[] = {{"_x", T_OBJECT_EX, offsetof(View, x), 0, NULL},
+                                     {"__dictoffset__", T_PYSSIZET, offsetof(View, dict), READONLY, NULL},
+                                     {"__weaklistoffset__", T_PYSSIZET, offsetof(View, weakrefs), READONLY, NULL},
+                                     {NULL, 0, 0, 0, NULL}};
+
+static PyGetSetDef view_getset[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+                                    {NULL, NULL, NULL, NULL, NULL}};
+
+PyDoc_STRVAR(
+    view_doc,
+    "ConstantList(x)\n--\n\n"
+    "A read-only live view of the list `x`: nothing is copied, later changes of `x` show, `x` is kept alive.\n\n"
+    "Reading goes to `x` and raises what `x` raises; every way of changing it raises TypeError. Equality and hash "
+    "are\nthose of the view's identity. `x` need not be a list: what it supports, the view supports.\n"
+    "The view itself is as safe to share between threads as `x` is.\n\n"
+    "Upstream: ``vllm.v1.utils.ConstantList``.");
+
+static PyType_Slot view_slots[] = {{Py_tp_doc, (void*)view_doc},
+                                   {Py_tp_new, PyType_GenericNew},
+                                   {Py_tp_init, view_init},
+                                   {Py_tp_dealloc, view_dealloc},
+                                   {Py_tp_traverse, view_traverse},
+                                   {Py_tp_clear, view_gc_clear},
+                                   {Py_tp_methods, view_methods},
+                                   {Py_tp_members, view_members},
+                                   {Py_tp_getset, view_getset},
+                                   {Py_tp_repr, view_repr},
+                                   {Py_tp_iter, view_iter},
+                                   {Py_mp_length, view_length},
+                                   {Py_mp_subscript, view_subscript},
+                                   {Py_mp_ass_subscript, view_assign_subscript},
+                                   {Py_sq_length, view_length},
+                                   {Py_sq_item, view_item},
+                                   {Py_sq_ass_item, view_assign_item},
+                                   {Py_sq_contains, view_contains},
+                                   {0, NULL}};
+
+/* Pickles find the type as fastutils.ConstantList, in whichever form serves there. */
+static PyType_Spec view_spec = {"fastutils.ConstantList", sizeof(View), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, view_slots};
+
+static int make_type(void) {
+  PyObject *abc = NULL, *sequence = NULL, *views = NULL, *type = NULL, *done = NULL;
+  if (!(str_x = PyUnicode_InternFromString("_x")) || !(str_index = PyUnicode_InternFromString("index")) ||
+      !(str_count = PyUnicode_InternFromString("count")) || !(str_copy = PyUnicode_InternFromString("copy")) ||
+      !(int_zero = PyLong_FromLong(0)) || !(abc = PyImport_ImportModule("collections.abc")) ||
+      !(sequence = PyObject_GetAttrString(abc, "Sequence")) ||
+      !(sequence_count = PyObject_GetAttrString(sequence, "count")) ||
+      !(views = PyImport_ImportModule("fastutils.views")) || !(type = PyType_FromSpec(&view_spec)))
+    goto end;
+#ifndef Py_LIMITED_API
+  ((PyTypeObject*)type)->tp_vectorcall = view_construct;
+  ((PyTypeObject*)type)->tp_name = "ConstantList"; /* in messages as for a Python class: without the module */
+#endif
+  done = PyObject_CallMethod(views, "_complete", "O", type);
+#ifndef Py_LIMITED_API
+  /* As built-in types are, and last, because nothing can be added any more: the interpreter calls only the vectorcall
+   * of an immutable type directly. */
+  if (done != NULL) ((PyTypeObject*)type)->tp_flags |= Py_TPFLAGS_IMMUTABLETYPE;
+#endif
+  if (done != NULL) {
+    Py_INCREF(type);
+    view_type = (PyTypeObject*)type;
+  }
+end:
+  Py_XDECREF(abc);
+  Py_XDECREF(sequence);
+  Py_XDECREF(views);
+  Py_XDECREF(type);
+  Py_XDECREF(done);
+  return done ? 0 : -1;
+}
+
+static int views_exec(PyObject* module) {
+  if (fu_claim_interpreter("fastutils._views") < 0) return -1;
+  if (view_type == NULL && make_type() < 0) return -1; /* a second import finds the type made by the first */
+  return PyObject_SetAttrString(module, "ConstantList", (PyObject*)view_type);
+}
+
+static PyModuleDef_Slot views_slots[] = {{Py_mod_exec, views_exec}, FU_ONE_INTERPRETER{0, NULL}};
+
+static struct PyModuleDef views_module = {PyModuleDef_HEAD_INIT, .m_name = "fastutils._views",
+                                          .m_doc = "ConstantList, compiled.", .m_slots = views_slots};
+
+PyMODINIT_FUNC PyInit__views(void) { return PyModuleDef_Init(&views_module); }
