@@ -1,0 +1,171 @@
+"""Adds up what a replay measured: per helper, per trace, per step, with intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bench.paired import Rounds
+
+RESAMPLES = 500
+
+
+@dataclass
+class Row:
+    """One helper over all the steps of one trace: per step its calls and, per round, ns per *step* on both sides."""
+
+    helper: str
+    steps: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    upstream: list[list[float]] = field(default_factory=list)
+    ours: list[list[float]] = field(default_factory=list)
+
+    def add(self, step: int, calls: int, rounds: Rounds) -> None:
+        self.steps.append(step)
+        self.calls.append(calls)
+        self.upstream.append([time * calls for time in rounds.upstream])
+        self.ours.append([time * calls for time in rounds.ours])
+
+
+@dataclass
+class Recorded:
+    """What was measured of one trace."""
+
+    trace: str
+    rows: dict[str, Row] = field(default_factory=dict)
+    requests: dict[int, int] = field(default_factory=dict)  #: step index -> requests scheduled in it
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Total:
+    """Time of some rows over some steps, in ns, with bootstrap resamples of it."""
+
+    calls: int
+    upstream: float
+    ours: float
+    upstream_resampled: np.ndarray
+    ours_resampled: np.ndarray
+
+    def __add__(self, other: Total) -> Total:
+        return Total(
+            self.calls + other.calls,
+            self.upstream + other.upstream,
+            self.ours + other.ours,
+            self.upstream_resampled + other.upstream_resampled,
+            self.ours_resampled + other.ours_resampled,
+        )
+
+    @property
+    def ratio(self) -> float:
+        return over(self.upstream, self.ours)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        low, high = np.percentile(over(self.upstream_resampled, self.ours_resampled), [2.5, 97.5])
+        return float(low), float(high)
+
+
+def over(before: Any, after: Any) -> Any:
+    """A ratio of times; below a picosecond they are noise around nothing."""
+    return np.maximum(before, 1e-3) / np.maximum(after, 1e-3)
+
+
+NOTHING = Total(0, 0.0, 0.0, np.zeros(RESAMPLES), np.zeros(RESAMPLES))
+
+
+def total(row: Row) -> Total:
+    """The sum over the steps of the median over the rounds.
+
+    For the interval the rounds of each step are drawn anew, both sides together: the steps are given, what varies is
+    the timing.
+    """
+    before, after = np.asarray(row.upstream), np.asarray(row.ours)
+    steps, rounds = before.shape
+    rng = np.random.default_rng(0)
+    resampled = np.empty((2, RESAMPLES))
+    for i in range(RESAMPLES):
+        drawn = rng.integers(rounds, size=(steps, rounds))
+        for side, times in enumerate((before, after)):
+            resampled[side, i] = np.median(np.take_along_axis(times, drawn, axis=1), axis=1).sum()
+    sums = [float(np.median(times, axis=1).sum()) for times in (before, after)]
+    return Total(sum(row.calls), sums[0], sums[1], resampled[0], resampled[1])
+
+
+@dataclass
+class Summary:
+    """Totals per row and per trace, and the single steps."""
+
+    rows: dict[str, Total]
+    helpers: dict[str, str]  #: row -> public name
+    traces: dict[str, Total]
+    steps: dict[str, list[dict[str, float]]]
+    complete: bool
+
+    @property
+    def everything(self) -> Total:
+        return sum(self.traces.values(), NOTHING)
+
+    @property
+    def step_count(self) -> int:
+        return sum(map(len, self.steps.values()))
+
+
+def summarise(results: list[Recorded]) -> Summary:
+    """Add up what was measured. Traces without a single finished step are left out."""
+    summary = Summary({}, {}, {}, {}, all(result.complete for result in results))
+    for result in results:
+        if not result.requests:
+            continue
+        per_step = {index: np.zeros(2) for index in result.requests}
+        summary.traces[result.trace] = NOTHING
+        for name, row in result.rows.items():
+            added = total(row)
+            summary.rows[name] = summary.rows.get(name, NOTHING) + added
+            summary.helpers[name] = row.helper
+            summary.traces[result.trace] += added
+            for index, before, after in zip(row.steps, row.upstream, row.ours, strict=True):
+                per_step[index] += np.median(before), np.median(after)
+        summary.steps[result.trace] = [
+            {"step": index, "requests": result.requests[index], "before_us": b / 1e3, "after_us": a / 1e3}
+            for index, (b, a) in per_step.items()
+        ]
+    return summary
+
+
+def as_json(summary: Summary) -> dict[str, Any]:
+    def figures(value: Total, per: int) -> dict[str, Any]:
+        low, high = value.interval
+        before, after = value.upstream / per, value.ours / per
+        return {
+            "upstream_ns": before,
+            "ours_ns": after,
+            "difference_ns": before - after,
+            "ratio": float(value.ratio),
+            "low": low,
+            "high": high,
+        }
+
+    whole = summary.everything
+    return {
+        "complete": summary.complete,
+        "helpers": [
+            {
+                "row": row,
+                "helper": summary.helpers[row],
+                "calls": value.calls,
+                **figures(value, value.calls),
+                "share_before": float(over(value.upstream, whole.upstream)),
+                "share_after": float(over(value.ours, whole.ours)),
+            }
+            for row, value in summary.rows.items()
+        ],
+        "traces": [
+            {"trace": name, "steps": len(summary.steps[name]), **figures(value, len(summary.steps[name]))}
+            for name, value in summary.traces.items()
+        ],
+        "overall": {"steps": summary.step_count, **figures(whole, summary.step_count)},
+        "steps": summary.steps,
+    }
