@@ -44,13 +44,21 @@ static int fu_bind(const char* function, const char* const* names, PyObject* con
   return 0;
 }
 
-/* The argument of a function of one parameter, borrowed; NULL with a TypeError. */
-static inline PyObject* fu_bind_one(const char* function, const char* name, PyObject* const* args, Py_ssize_t count,
+/* Kept out of the fast path below, whose callers then need no room for arrays on their stack. */
+#ifdef __GNUC__
+__attribute__((noinline, cold))
+#endif
+static PyObject* fu_bind_one_slowly(const char* function, const char* name, PyObject* const* args, Py_ssize_t count,
                                     PyObject* keywords) {
-  if (count == 1 && keywords == NULL) return args[0];
   const char* names[] = {name, NULL};
   PyObject* value = NULL;
   return fu_bind(function, names, args, count, keywords, &value) < 0 ? NULL : value;
+}
+
+/* The argument of a function of one parameter, borrowed; NULL with a TypeError. */
+static inline PyObject* fu_bind_one(const char* function, const char* name, PyObject* const* args, Py_ssize_t count,
+                                    PyObject* keywords) {
+  return count == 1 && keywords == NULL ? args[0] : fu_bind_one_slowly(function, name, args, count, keywords);
 }
 
 #endif

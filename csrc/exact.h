@@ -10,6 +10,13 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+/* On the general ways, so that the short ones save no registers for them. */
+#ifdef __GNUC__
+#define FU_APART __attribute__((noinline))
+#else
+#define FU_APART
+#endif
+
 #ifdef Py_LIMITED_API
 #define FU_LIST_SIZE(list) PyList_Size(list)
 #define FU_LIST_ITEM(list, i) PyList_GetItem(list, i)

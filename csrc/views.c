@@ -32,14 +32,26 @@ static PyObject* viewed(PyObject* self) {
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
-static Py_ssize_t view_length(PyObject* self) {
-  PyObject* x = ((View*)self)->x;
-  if (fu_is_exact_list(x)) return FU_LIST_SIZE(x);
-  x = viewed(self);
+FU_APART static Py_ssize_t length_of_any(PyObject* self) {
+  PyObject* x = viewed(self);
   if (x == NULL) return -1;
   Py_ssize_t size = PyObject_Size(x);
   Py_DECREF(x);
   return size;
+}
+
+static Py_ssize_t view_length(PyObject* self) {
+  PyObject* x = ((View*)self)->x;
+  return fu_is_exact_list(x) ? FU_LIST_SIZE(x) : length_of_any(self);
+}
+
+FU_APART static PyObject* subscript_any(PyObject* self, PyObject* key) {
+  PyObject* x = viewed(self);
+  if (x == NULL) return NULL;
+  PyObject* result = PyList_CheckExact(x) && PySlice_Check(key) ? fu_plain_slice(x, key) : NULL;
+  if (result == NULL) result = PyObject_GetItem(x, key);
+  Py_DECREF(x);
+  return result;
 }
 
 static PyObject* view_subscript(PyObject* self, PyObject* key) {
@@ -54,12 +66,7 @@ static PyObject* view_subscript(PyObject* self, PyObject* key) {
       return item;
     }
   }
-  x = viewed(self);
-  if (x == NULL) return NULL;
-  PyObject* result = PyList_CheckExact(x) && PySlice_Check(key) ? fu_plain_slice(x, key) : NULL;
-  if (result == NULL) result = PyObject_GetItem(x, key);
-  Py_DECREF(x);
-  return result;
+  return subscript_any(self, key);
 }
 
 static PyObject* view_item(PyObject* self, Py_ssize_t i) {
@@ -79,7 +86,7 @@ static PyObject* view_iter(PyObject* self) {
 }
 
 /* As list.__contains__, from `start` on: the length is read anew after every comparison, which may run any code. */
-static int contains_from(PyObject* list, PyObject* needle, Py_ssize_t start) {
+FU_APART static int contains_from(PyObject* list, PyObject* needle, Py_ssize_t start) {
   int found = 0;
   Py_INCREF(list);
   for (Py_ssize_t i = start; !found && i < FU_LIST_SIZE(list); i++) {
@@ -92,18 +99,20 @@ static int contains_from(PyObject* list, PyObject* needle, Py_ssize_t start) {
   return found;
 }
 
-static int view_contains(PyObject* self, PyObject* item) {
-  PyObject* x = ((View*)self)->x;
-  Py_ssize_t value, undecided;
-  if (fu_is_exact_list(x) && fu_small_int(item, &value)) {
-    if (fu_find_small_int(x, item, value, 0, FU_LIST_SIZE(x), &undecided) >= 0) return 1;
-    return undecided < 0 ? 0 : contains_from(x, item, undecided);
-  }
-  x = viewed(self);
+FU_APART static int contains_any(PyObject* self, PyObject* item) {
+  PyObject* x = viewed(self);
   if (x == NULL) return -1;
   int found = PySequence_Contains(x, item);
   Py_DECREF(x);
   return found;
+}
+
+static int view_contains(PyObject* self, PyObject* item) {
+  PyObject* x = ((View*)self)->x;
+  Py_ssize_t value, undecided;
+  if (!fu_is_exact_list(x) || !fu_small_int(item, &value)) return contains_any(self, item);
+  if (fu_find_small_int(x, item, value, 0, FU_LIST_SIZE(x), &undecided) >= 0) return 1;
+  return undecided < 0 ? 0 : contains_from(x, item, undecided);
 }
 
 static PyObject* view_repr(PyObject* self) {
