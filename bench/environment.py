@@ -66,7 +66,7 @@ def as_json(environment: dict[str, str], active: dict[str, str]) -> dict[str, An
 
 def _extension_compiler() -> str:
     info = _select.build_info()
-    return str(info.get("compiler") or "none were built here")
+    return str(info.get("compiler") or "not recorded by the build")
 
 
 def _cpu() -> str:

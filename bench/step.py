@@ -29,7 +29,7 @@ from bench.totals import Recorded, Row, Summary, as_json, over, summarise
 class Settings:
     """How much is measured. Samples are in ns; every `stride`-th step of a trace is replayed."""
 
-    rounds: int = 7
+    rounds: int = 15
     sample_ns: int = 150_000
     stride: int = 1
 
@@ -208,6 +208,9 @@ def main(arguments: list[str] | None = None, ours: Any = None, settings: Setting
         print("\ninterrupted before the first step was done", file=sys.stderr)
         return 130
     print(f"\n{render(summary, active)}\n{NOTES}")
+    idle = [helper for helper in chosen.helpers if helper not in summary.helpers.values()]
+    if idle:
+        print(f"Not called in these traces: {', '.join(idle)}.")
     if settings.stride > 1:
         print(f"Not every step: one in {settings.stride}.")
     if len(chosen.helpers) < len(HELPERS):

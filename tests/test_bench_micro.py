@@ -22,7 +22,7 @@ from bench.paired import Verdict  # noqa: E402
 
 CASES = table_of_cases.cases()
 SMALL = [case for case in CASES if "16 MB" not in case.id and "64 MB" not in case.id]
-TINY = micro.Settings(rounds=2, sample_ns=1_000, budget_ns=1)
+TINY = micro.Settings(rounds=2, builds=2, sample_ns=1_000, budget_ns=1)
 
 
 class BrokenList:

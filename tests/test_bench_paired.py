@@ -148,15 +148,40 @@ def test_each_loop_has_a_code_object_of_its_own():
     assert one.run.func.__code__.co_code == two.run.func.__code__.co_code
 
 
-def test_the_interval_is_repeatable_and_covers_the_truth():
+def test_the_interval_is_repeatable():
+    values = [np.arange(9.0), np.arange(5.0)]
+    assert bootstrap_interval(values) == bootstrap_interval(values)
+
+
+def test_the_interval_covers_the_truth():
     rng = np.random.default_rng(1)
     covered = 0
     for _ in range(200):
         values = rng.normal(0.3, 0.05, size=41)
-        low, high = bootstrap_interval(values, resamples=300)
-        assert (low, high) == bootstrap_interval(values, resamples=300)
+        low, high = bootstrap_interval([values], resamples=200)
         covered += low <= 0.3 <= high
     assert 180 <= covered <= 200
+
+
+def test_the_interval_knows_that_builds_differ():
+    # Eleven rounds each that hardly vary, around something that each build moves by some per cent.
+    rng = np.random.default_rng(2)
+    covered, narrow = 0, 0
+    for _ in range(100):
+        builds = [rng.normal(rng.normal(0.3, 0.03), 0.001, size=11) for _ in range(9)]
+        low, high = bootstrap_interval(builds, resamples=200)
+        covered += low <= 0.3 <= high
+        low, high = bootstrap_interval([np.concatenate(builds)], resamples=200)
+        narrow += low <= 0.3 <= high
+    assert covered >= 85
+    assert narrow < covered
+
+
+def test_a_verdict_pools_its_builds():
+    one, two = Rounds([10.0, 10.0], [5.0, 5.0], [1.0, 1.0]), Rounds([12.0] * 3, [4.0] * 3, [2.0] * 3)
+    found = judge(one, two)
+    assert (found.upstream_ns, found.ours_ns, found.loop_ns, found.rounds) == (12, 4, 2, 5)
+    assert (found.low, found.ratio, found.high) == (pytest.approx(2), pytest.approx(3), pytest.approx(3))
 
 
 def test_a_verdict_holds_the_medians():

@@ -1,6 +1,7 @@
 """The trace replay: what is wrong prints no number, and sums are sums."""
 
 import dataclasses
+import io
 import json
 import sys
 import types
@@ -329,6 +330,18 @@ def test_the_bar_is_quiet_where_there_is_no_terminal(capfd):
     with step.progress_bar(["mixed"], TINY) as progress:
         assert len(list(progress(list(recording.steps("mixed"))[::60]))) == 5
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_bar_shows_how_far_it_is_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with step.progress_bar(["mixed"], TINY) as progress:
+        assert len(list(progress(list(recording.steps("mixed"))[::60]))) == 5
+    assert "0/5" in terminal.getvalue()
 
 
 def test_upstream_form_is_not_the_packages_own():
