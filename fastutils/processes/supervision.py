@@ -63,7 +63,7 @@ def wait_for_completion_or_failure(
     except KeyboardInterrupt:
         log.info("Received KeyboardInterrupt, shutting down API servers...")
     except Exception as error:
-        log.exception("Exception occurred while running API servers: %s", error)
+        log.exception("Exception occurred while running API servers: %s", str(error))
         raise
 
 

@@ -46,6 +46,7 @@ def end_all(processes: Iterable[ProcessLike], grace_s: float, kind: str) -> None
         _wait_for_ends(living, deadline)
     finally:
         _kill([process for process in living if lives(process)], kind)
+        _collect(living)
 
 
 def _wait_for_ends(processes: Sequence[ProcessLike], deadline: Deadline) -> None:
@@ -64,7 +65,13 @@ def _kill(processes: Sequence[ProcessLike], kind: str) -> None:
     for process in processes:
         if process.pid is not None:
             _host.kill_process_tree(process.pid)
+
+
+def _collect(processes: Sequence[ProcessLike]) -> None:
+    # Also those that ended by themselves a moment ago: to the kernel they are zombies until their code is read.
     _wait_for_ends(processes, Deadline(_REAP_S))
+    for process in processes:
+        process.is_alive()  # has multiprocessing drop it from its list of children, and with it the descriptors
 
 
 class CleanUp:

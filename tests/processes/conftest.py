@@ -1,0 +1,97 @@
+"""What every test of processes has to leave behind: nothing."""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import threading
+import uuid
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARKER = "FASTUTILS_TEST_MARKER"
+
+
+def descriptors():
+    """What each open descriptor of this process leads to."""
+    links = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            links[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return links
+
+
+def marked_processes(marker):
+    """Pids of the living processes (zombies too) that were started, at any depth, by the test with this marker."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(MARKER) == marker:
+                found.append(process.pid)
+        except psutil.ZombieProcess:
+            if process.ppid() == os.getpid():
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            pass
+    return found
+
+
+def pytest_collection_modifyitems(items):
+    # Newer interpreters warn of every fork in a process with threads, which other tests' libraries have.
+    ignore = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(ignore)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def resource_tracker_runs():
+    """Multiprocessing's own helper, which stays until the interpreter's exit, must not count as left by a test."""
+    resource_tracker.ensure_running()
+
+
+@pytest.fixture
+def marker(monkeypatch):
+    """A unique value in the environment of everything that the test starts."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARKER, value)
+    return value
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(marker, caplog):
+    """No process, zombie, descriptor or thread may be left when the test and its garbage are gone."""
+    before = descriptors(), set(threading.enumerate())
+    yield
+    for record in caplog.get_records("call"):
+        record.exc_info = None  # its frames hold the processes
+    multiprocessing.active_children()  # has it drop the ended ones from its own list
+    gc.collect()
+    for thread in set(threading.enumerate()) - before[1]:
+        thread.join(5)
+    assert marked_processes(marker) == []
+    assert [t.name for t in set(threading.enumerate()) - before[1]] == []
+    left = {fd: to for fd, to in descriptors().items() if before[0].get(fd) != to}
+    assert left == {}
+
+
+@pytest.fixture(params=["pidfd", "sentinel"])
+def announcement(request, monkeypatch):
+    """Runs the test with the kernel's process descriptors, and as on a platform without them."""
+    if request.param == "sentinel":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    elif not hasattr(os, "pidfd_open"):
+        pytest.skip("this platform has no pidfd")
+    return request.param
+
+
+@pytest.fixture
+def short_folder(tmp_path_factory):
+    """A folder whose path leaves room for a socket's name."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)

@@ -1,0 +1,122 @@
+"""Servers do not outlive a parent that is killed, and a parent that ends takes them along."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+PARENT = """
+import os, sys, threading, weakref
+sys.path.insert(0, {folder!r})
+import server_programs as programs
+from fastutils import APIServerProcessManager
+
+if __name__ == "__main__":
+    {before}
+    manager = APIServerProcessManager("", None, None, 2, ["a", "b"], ["c", "d"], target_server_fn=programs.{program})
+    {gather}
+    print(*[process.pid for process in manager.processes], flush=True)
+    {after}
+"""
+
+
+def run_parent(tmp_path, program, after, before="", gather="manager.gather_actual_addresses(60)"):
+    """(the running parent, its servers): it has written their pids and goes on with `after`."""
+    script = tmp_path / "parent.py"
+    folder = str(Path(__file__).parent)
+    script.write_text(PARENT.format(folder=folder, program=program, after=after, before=before, gather=gather))
+    packages = os.path.dirname(os.path.dirname(sys.modules["fastutils"].__file__))
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": packages},
+    )
+    line = parent.stdout.readline()
+    assert line, "the parent failed to start its servers"
+    return parent, [psutil.Process(int(pid)) for pid in line.split()]
+
+
+def ended(processes, timeout=10):
+    return psutil.wait_procs(processes, timeout)[1] == []
+
+
+@pytest.mark.parametrize("program", ["report_and_wait", "report_and_ignore_sigterm"])
+def test_servers_end_with_a_parent_that_is_killed(tmp_path, program):
+    parent, servers = run_parent(tmp_path, program, "threading.Event().wait()")
+    with parent:
+        assert all(server.is_running() for server in servers)
+        parent.kill()
+        parent.wait()
+        assert ended(servers)
+
+
+def test_servers_that_have_not_reached_their_program_end_too(tmp_path):
+    parent, servers = run_parent(tmp_path, "wait_silently", "os.kill(os.getpid(), 9)", gather="")
+    with parent:
+        parent.wait()
+        assert ended(servers)
+
+
+def test_what_a_server_started_ends_too(tmp_path):
+    after = "print(*manager.gather_actual_addresses(1)[1], flush=True); threading.Event().wait()"
+    parent, servers = run_parent(tmp_path, "report_from_stubborn_grandchild", after)
+    with parent:
+        grandchildren = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(grandchildren) == 2
+        parent.kill()
+        parent.wait()
+        assert ended([*servers, *grandchildren])
+
+
+WITHOUT_PIDFD = """
+    from fastutils.processes import api_servers, death_pipe
+
+    def with_the_pipe_alone(*args):
+        target = death_pipe.WatchedTarget(*args)
+        target._parent_pid = 0  # a parent that is not the direct one is not watched through the kernel
+        return target
+
+    api_servers.WatchedTarget = with_the_pipe_alone
+"""
+FORK = """
+    sibling = os.fork()
+    if not sibling:
+        threading.Event().wait()
+    print(sibling, flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_a_forked_sibling_does_not_keep_the_servers_alive(tmp_path):
+    # It inherits every descriptor of the parent, the writing end of the death pipe among them.
+    parent, servers = run_parent(tmp_path, "report_and_wait", FORK.strip(), WITHOUT_PIDFD.strip())
+    with parent:
+        sibling = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        parent.wait()
+        assert ended(servers)
+        sibling.kill()
+        assert ended([sibling])
+
+
+# weakref's own exit hook is then older than multiprocessing's and would run too late.
+EARLY_FINALIZER = """
+    class Thing: pass
+    thing = Thing()
+    weakref.finalize(thing, int)
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "code"),
+    [("pass", "", 0), ("sys.exit(3)", "", 3), ("pass", EARLY_FINALIZER.strip(), 0)],
+)
+def test_a_parent_that_ends_without_a_shutdown_ends_its_servers(tmp_path, after, before, code):
+    parent, servers = run_parent(tmp_path, "report_and_wait", after, before)
+    with parent:
+        assert parent.wait(60) == code
+        assert ended(servers)
