@@ -4,6 +4,7 @@ Environment variables, all read at build time:
 
 ``FASTUTILS_NO_EXTENSIONS=1``       build a pure Python wheel
 ``FASTUTILS_REQUIRE_EXTENSIONS=1``  fail the build instead of leaving a compiled part out
+``FASTUTILS_TORCH_DIRS=DIR:DIR…``   also build bridges for the torch packages unpacked there (one per torch minor)
 ``FASTUTILS_ABI3=1``                one wheel for every CPython >= 3.10; its loops are 2-4 times slower
 """
 
@@ -11,11 +12,14 @@ import glob
 import json
 import os
 import platform
+import re
 import sys
 import sysconfig
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError
+from setuptools.modified import newer_group
 
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
@@ -55,6 +59,9 @@ def compiled_modules() -> list[Extension]:
     modules = cythonize(
         [
             module("fastutils._iteration", "fastutils/_iteration.pyx"),
+            module("fastutils.tensors._copy", "fastutils/tensors/_copy.pyx"),
+            # The limited API has no buffer protocol before Python 3.11.
+            *([] if LIMITED else [module("fastutils.tensors._data", "fastutils/tensors/_data.pyx")]),
         ]
     )
     modules += [module("fastutils._views", "csrc/views.c"), module("fastutils._scopes", "csrc/scopes.c")]
@@ -63,13 +70,86 @@ def compiled_modules() -> list[Extension]:
     return modules
 
 
+def torch_packages() -> dict[str, str]:
+    """Torch minor -> folder of an installed or unpacked torch with headers.
+
+    Never imports torch: build isolation hides the environment that the package is going to from sys.path, but
+    sysconfig still names its site-packages.
+    """
+    folders = [folder for folder in os.environ.get("FASTUTILS_TORCH_DIRS", "").split(os.pathsep) if folder]
+    site_packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    site_packages += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    folders += [os.path.join(path, "torch") for path in site_packages]
+    found = {}
+    for folder in folders:
+        try:
+            with open(os.path.join(folder, "version.py"), encoding="utf-8") as file:
+                version = re.search(r"^__version__ = ['\"](\d+)\.(\d+)", file.read(), re.MULTILINE)
+        except OSError:
+            continue
+        if version and os.path.isdir(os.path.join(folder, "include", "c10")):
+            found.setdefault(".".join(version.groups()), folder)
+    return found
+
+
 class BuildExtensions(build_ext):
     """Compiles what can be compiled and leaves a note of what could not, for ``python -m fastutils``."""
 
     def run(self):
         self.outcome = {}
+        self.bridges = {}
         super().run()
+        if self.extensions:
+            self.build_bridges()
         self.write_build_info()
+
+    def build_bridges(self):
+        packages = torch_packages()
+        if not packages:
+            message = "no torch with headers beside this build, so no bridge; FASTUTILS_TORCH_DIRS can name others"
+            if REQUIRED:
+                raise SystemExit(f"fastutils: {message}")
+            print(f"fastutils: {message}", file=sys.stderr)
+        for minor, folder in packages.items():
+            try:
+                self.build_bridge(minor, folder)
+            except CCompilerError as error:
+                self.bridges[minor] = str(error).strip().splitlines()[0]
+                if REQUIRED:
+                    raise
+                print(f"fastutils: the bridge for torch {minor} did not build: {error}", file=sys.stderr)
+            else:
+                self.bridges[minor] = "built"
+
+    def build_bridge(self, minor, folder):
+        name = f"libfastutils_torch{minor.replace('.', '_')}.so"
+        target = os.path.join("" if self.inplace else self.build_lib, "fastutils", "_bridge", name)
+        inputs = ["csrc/torch_bridge.cpp", *glob.glob("csrc/*.h"), os.path.join(folder, "version.py")]
+        if not self.force and not newer_group(inputs, target):
+            return
+        include = os.path.join(folder, "include")
+        objects = self.compiler.compile(
+            inputs[:1],
+            output_dir=os.path.join(self.build_temp, f"torch{minor}"),
+            include_dirs=["csrc"],
+            extra_postargs=[
+                "-std=c++20",
+                "-O2",
+                "-g0",
+                "-fvisibility=hidden",
+                "-isystem",
+                include,
+                "-isystem",
+                os.path.join(include, "torch", "csrc", "api", "include"),
+            ],
+        )
+        self.compiler.link_shared_object(
+            objects,
+            target,
+            libraries=["torch_python", "torch_cpu", "c10"],
+            library_dirs=[os.path.join(folder, "lib")],
+            target_lang="c++",
+        )
 
     def build_extension(self, ext):
         try:
@@ -87,6 +167,7 @@ class BuildExtensions(build_ext):
             "compiler": getattr(self.compiler, "compiler_cxx", None) and " ".join(self.compiler.compiler_cxx),
             "limited_api": LIMITED,
             "modules": self.outcome,
+            "bridges": self.bridges,
         }
         with open(os.path.join(package, "_build_info.json"), "w", encoding="utf-8") as file:
             json.dump(info, file, indent=1, sort_keys=True)

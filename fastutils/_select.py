@@ -12,21 +12,21 @@ from typing import Any
 #: Public name -> (module of the Python form, module of the compiled form or None).
 HOMES: dict[str, tuple[str, str | None]] = {
     "ConstantList": ("fastutils.views", "fastutils._views"),
-    "CpuGpuBuffer": ("fastutils.tensors.buffer", None),
+    "CpuGpuBuffer": ("fastutils.tensors.buffer", "fastutils.tensors._copy"),
     "get_engine_client_zmq_addr": ("fastutils.processes.addresses", None),
     "APIServerProcessManager": ("fastutils.processes.api_servers", None),
     "run_api_server_worker_proc": ("fastutils.processes.api_servers", None),
     "RustFrontendProcessManager": ("fastutils.processes.rust_frontend", None),
     "wait_for_completion_or_failure": ("fastutils.processes.supervision", None),
     "shutdown": ("fastutils.processes.supervision", None),
-    "copy_slice": ("fastutils.tensors.copy", None),
+    "copy_slice": ("fastutils.tensors.copy", "fastutils.tensors._copy"),
     "report_usage_stats": ("fastutils.usage", None),
     "record_function_or_nullcontext": ("fastutils.scopes", "fastutils._scopes"),
-    "tensor_data": ("fastutils.tensors.data", None),
+    "tensor_data": ("fastutils.tensors.data", "fastutils.tensors._data"),
     "IterationDetails": ("fastutils.iteration", None),
     "compute_iteration_details": ("fastutils.iteration", "fastutils._iteration"),
-    "copy_slices": ("fastutils.tensors.copy", None),
-    "copy_to_gpu_many": ("fastutils.tensors.copy", None),
+    "copy_slices": ("fastutils.tensors.copy", "fastutils.tensors._copy"),
+    "copy_to_gpu_many": ("fastutils.tensors.copy", "fastutils.tensors._copy"),
 }
 
 

@@ -95,3 +95,6 @@ class CpuGpuBuffer:
         if n is None:
             return self.cpu.copy_(self.gpu, non_blocking=True)
         return self.cpu[:n].copy_(self.gpu[:n], non_blocking=True)
+
+
+CpuGpuBuffer.__module__ = "fastutils"  # where both forms are pickled from

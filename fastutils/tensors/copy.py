@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,7 @@ def copy_slices(pairs: Iterable[tuple[torch.Tensor, torch.Tensor, int]], *, view
 
 
 def copy_to_gpu_many(
-    buffers: Sequence[CpuGpuBuffer], ns: Iterable[int | None] | int | None = None, *, views: bool = False
+    buffers: Iterable[CpuGpuBuffer], ns: Iterable[int | None] | int | None = None, *, views: bool = False
 ) -> Any:
     """Run ``buffer.copy_to_gpu(n)`` for each buffer, in order, in one call.
 
@@ -55,10 +55,15 @@ def copy_to_gpu_many(
     Returns None, or with ``views=True`` the list of what the single calls return. ValueError, before anything is
     copied, if `ns` and `buffers` differ in length.
     """
-    counts: list[Any] = [ns] * len(buffers) if ns is None or isinstance(ns, Integral) else list(ns)
-    if len(counts) != len(buffers):
+    several = list(buffers)
+    counts: list[Any] = [ns] * len(several) if ns is None or isinstance(ns, int | Integral) else list(ns)
+    if len(counts) != len(several):
         raise ValueError(
-            f"copy_to_gpu_many() got {len(buffers)} buffers but {len(counts)} row counts; give one per buffer"
+            f"copy_to_gpu_many() got {len(several)} buffers but {len(counts)} row counts; give one per buffer"
         )
-    made = [buffer.copy_to_gpu(n) for buffer, n in zip(buffers, counts, strict=True)]
+    made = [buffer.copy_to_gpu(n) for buffer, n in zip(several, counts, strict=True)]
     return made if views else None
+
+
+for _function in (copy_slice, copy_slices, copy_to_gpu_many):
+    _function.__module__ = "fastutils"  # where both forms are pickled from

@@ -10,6 +10,8 @@ import pytest
 import torch
 from implementations import load
 
+import fastutils
+
 
 @pytest.fixture
 def Buffer(form):
@@ -124,7 +126,7 @@ def test_missing_tensor_is_an_attribute_error(Buffer):
         buffer.copy_to_gpu(2)
 
 
-def test_subclass_extra_attribute_weak_reference_pickle_and_copy(Buffer):
+def test_subclass_extra_attribute_weak_reference_pickle_and_copy(Buffer, monkeypatch):
     class Named(Buffer):
         def __init__(self, name):
             super().__init__(3, dtype=torch.int64, device=torch.device("cpu"))
@@ -137,6 +139,7 @@ def test_subclass_extra_attribute_weak_reference_pickle_and_copy(Buffer):
 
     buffer = filled(Buffer, 3)
     buffer.extra = "kept"
+    monkeypatch.setattr(fastutils, "CpuGpuBuffer", Buffer)  # both forms are pickled by their public name
     for clone in (pickle.loads(pickle.dumps(buffer)), copy.deepcopy(buffer)):
         assert clone.cpu.tolist() == [1, 2, 3]
         assert clone.cpu.data_ptr() != buffer.cpu.data_ptr()

@@ -1,0 +1,78 @@
+/* The table through which the Cython core, built once per Python, calls the torch bridge, built once per torch minor.
+ *
+ * The core knows Python and no torch; the bridge knows torch's C++ ABI and no Python (objects pass through as void *).
+ * Every call is made with the GIL held. Raise FU_BRIDGE_ABI with every change: a bridge of another number is refused.
+ */
+#ifndef FASTUTILS_BRIDGE_ABI_H
+#define FASTUTILS_BRIDGE_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define FU_BRIDGE_ABI 1
+
+/* Instead of a row count: the whole tensor, whose sizes must then agree in every dimension. */
+#define FU_ALL_ROWS INT64_MIN
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  FU_ERROR = -1,   /* a Python exception is set */
+  FU_FALLBACK = 0, /* nothing was done; torch's own operators must do it */
+  FU_DONE = 1,
+  FU_REUSED = 2 /* done, and the view offered for re-use is the result */
+};
+
+/* What the bridge needs from the process it is loaded into; filled in by the core. */
+typedef struct fu_host {
+  size_t tensor_offset; /* where a torch.Tensor object keeps its TensorImpl pointer */
+  /* cudaMemcpyAsync, cudaGetLastError and cudaStreamIsCapturing, or HIP's; all NULL without a device runtime. */
+  int (*memcpy_async)(void* to, const void* from, size_t bytes, int kind, void* stream);
+  int (*get_last_error)(void);
+  int (*stream_is_capturing)(void* stream, int* status);
+  /* PyEval_SaveThread and PyEval_RestoreThread. */
+  void* (*release_gil)(void);
+  void (*take_gil)(void* state);
+} fu_host;
+
+/* The memory of a tensor's elements, and the storage that keeps it alive (one reference, owned by the receiver). */
+typedef struct fu_bytes {
+  void* storage;
+  void* data;
+  size_t size;
+} fu_bytes;
+
+typedef struct fu_bridge {
+  int abi;                   /* FU_BRIDGE_ABI */
+  const char* torch_version; /* "major.minor" of the headers it was compiled against */
+
+  /* Returns 0 if this process's torch is not one the bridge understands. */
+  int (*init)(const fu_host* host);
+  /* Whether the bridge reads the tensor object as Python does: 1 yes, 0 no. */
+  int (*reads_tensor)(void* tensor, int64_t numel, int64_t data_ptr);
+
+  /* to[:n].copy_(from[:n], non_blocking=True). `reusable` is NULL or an earlier view that only the core still holds;
+   * *out is a new reference, except with FU_REUSED, where it is `reusable` itself. */
+  int (*copy_rows)(void* from, void* to, int64_t n, void* reusable, void** out);
+  /* to.copy_(from, non_blocking=True). */
+  int (*copy_whole)(void* from, void* to);
+  /* Many of either kind, in order; the caller keeps the tensors alive. Returns how many were done before the first
+   * one that torch must do (an entry whose `from` is NULL is one). */
+  size_t (*copy_many)(size_t count, void* const* from, void* const* to, const int64_t* rows);
+
+  /* The elements of a CPU tensor in row-major order: its own memory if contiguous, else a copy. */
+  int (*tensor_bytes)(void* tensor, fu_bytes* out);
+  /* A one-dimensional uint8 torch.Tensor over `bytes`, as a new reference. */
+  int (*wrap_bytes)(const fu_bytes* bytes, void** out);
+  void (*release_storage)(void* storage);
+} fu_bridge;
+
+/* The one symbol a bridge exports. */
+typedef const fu_bridge* (*fu_bridge_entry)(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

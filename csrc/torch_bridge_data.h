@@ -1,0 +1,98 @@
+// The bytes of a tensor, and the storage that keeps them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "torch_bridge_copy.h"
+
+namespace fastutils {
+
+// Above this size torch's own copy, which works in blocks and on several threads, is as fast or faster.
+constexpr size_t kLargestGather = size_t{64} << 10;
+
+// Writes the elements in row-major order; `out` ends behind the last one.
+template <size_t item>
+void gather(char*& out, const char* in, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  const int64_t step = strides[0] * static_cast<int64_t>(item);
+  if (sizes.size() == 1) {
+    for (int64_t i = 0; i < sizes[0]; ++i, in += step, out += item) std::memcpy(out, in, item);
+  } else {
+    for (int64_t i = 0; i < sizes[0]; ++i, in += step) gather<item>(out, in, sizes.slice(1), strides.slice(1));
+  }
+}
+
+// A storage with the elements in row-major order, or nothing where torch's copy is to be preferred.
+inline c10::Storage gathered(const TensorImpl* tensor, size_t bytes) {
+  if (bytes > kLargestGather) return {};
+  int64_t span = 1;  // elements from the first to the last one of memory
+  for (int64_t i = 0; i < tensor->dim(); ++i) span += (tensor->size(i) - 1) * tensor->stride(i);
+  if (!lies_within_storage(tensor, span)) return {};
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, c10::GetAllocator(c10::kCPU), /*resizable=*/false);
+  char* out = static_cast<char*>(storage.mutable_data());
+  const char* in = static_cast<const char*>(tensor->data());
+  if (!out || !in) return {};
+  switch (tensor->itemsize()) {
+    case 1:
+      gather<1>(out, in, tensor->sizes(), tensor->strides());
+      break;
+    case 2:
+      gather<2>(out, in, tensor->sizes(), tensor->strides());
+      break;
+    case 4:
+      gather<4>(out, in, tensor->sizes(), tensor->strides());
+      break;
+    case 8:
+      gather<8>(out, in, tensor->sizes(), tensor->strides());
+      break;
+    case 16:
+      gather<16>(out, in, tensor->sizes(), tensor->strides());
+      break;
+    default:
+      return {};
+  }
+  return storage;
+}
+
+inline int tensor_bytes(void* object, fu_bytes* out) {
+  const at::Tensor& tensor = tensor_in(object);
+  if (!tensor.defined() || !present_thread().plain) return FU_FALLBACK;
+  TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  if (!within(impl->key_set(), kPlainTensor) || !impl->device().is_cpu() || !has_plain_type(impl)) return FU_FALLBACK;
+  if (!impl->unsafe_storage()) return FU_FALLBACK;
+  const size_t size = static_cast<size_t>(impl->numel()) * impl->itemsize();
+  if (impl->is_contiguous()) {
+    // Memory has no gradient, so requires_grad does not matter; a dual tensor has no single memory.
+    if (has_forward_gradient(impl) || !lies_within_storage(impl, impl->numel())) return FU_FALLBACK;
+    c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+    out->data = impl->mutable_data();
+    if (storage->resizable()) storage->set_resizable(false);  // as Tensor.numpy() does: the bytes must stay in place
+    out->storage = c10::Storage(impl->unsafe_storage()).unsafeReleaseStorageImpl();
+  } else {
+    if (has_gradients(impl)) return FU_FALLBACK;  // torch records the making of the copy
+    c10::Storage storage = gathered(impl, size);
+    if (!storage) return FU_FALLBACK;
+    out->data = storage.mutable_data();
+    out->storage = storage.unsafeReleaseStorageImpl();
+  }
+  out->size = size;
+  return FU_DONE;
+}
+
+inline int wrap_bytes(const fu_bytes* bytes, void** out) {
+  auto* impl = static_cast<c10::StorageImpl*>(bytes->storage);
+  c10::Storage storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl));
+  const int64_t size = static_cast<int64_t>(bytes->size);
+  const int64_t offset = size ? static_cast<char*>(bytes->data) - static_cast<const char*>(storage.data()) : 0;
+  auto made = at::detail::make_tensor<TensorImpl>(std::move(storage), DispatchKeySet(DispatchKey::CPU),
+                                                  caffe2::TypeMeta::Make<uint8_t>());
+  made.unsafeGetTensorImpl()->set_storage_offset(offset);
+  made.unsafeGetTensorImpl()->set_sizes_contiguous(c10::IntArrayRef(&size, 1));
+  *out = THPVariable_Wrap(std::move(made));
+  return *out ? FU_DONE : FU_ERROR;
+}
+
+inline void release_storage(void* storage) {
+  c10::intrusive_ptr<c10::StorageImpl>::reclaim(static_cast<c10::StorageImpl*>(storage));
+}
+
+}  // namespace fastutils

@@ -1,0 +1,74 @@
+# cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic
+# cython: auto_pickle=False
+"""tensor_data, compiled. ``data`` holds the Python form, which says what this one must do."""
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.memoryview cimport PyMemoryView_FromObject
+from cpython.object cimport PyObject, PyTypeObject
+
+from fastutils.tensors.bridge cimport FU_DONE, fu_bridge, fu_bytes
+
+import torch
+
+from fastutils.tensors import runtime as _runtime
+
+
+cdef extern from "Python.h":
+    PyTypeObject* Py_TYPE(PyObject* thing) noexcept
+
+
+cdef extern from "tensor_objects.h":
+    object stolen "fu_stolen" (void* thing)
+
+
+cdef object _loaded = _runtime.load()  # raises what `fastutils` then reports as the reason
+cdef const fu_bridge* bridge = <const fu_bridge*><size_t>_loaded.table
+cdef object _Tensor = torch.Tensor
+cdef PyTypeObject* Tensor = <PyTypeObject*>_Tensor
+
+
+# Holds the storage and not the tensor, which may be given another storage (`tensor.data = ...`) at any time.
+@cython.final
+@cython.freelist(16)
+@cython.internal
+cdef class TensorBytes:
+    """The owner of the memory behind a `tensor_data` memoryview."""
+
+    cdef fu_bytes bytes
+
+    def __dealloc__(self):
+        if self.bytes.storage != NULL:
+            bridge.release_storage(self.bytes.storage)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.bytes.data, <Py_ssize_t>self.bytes.size, 0, flags)
+
+    @property
+    def base(self):
+        """A `torch.Tensor` of unsigned bytes over the same memory, made afresh on every access."""
+        cdef void* tensor = NULL
+        if bridge.wrap_bytes(&self.bytes, &tensor) != FU_DONE:
+            raise MemoryError("no tensor could be made over these bytes")
+        return stolen(tensor)
+
+
+def tensor_data(tensor):
+    """The elements of `tensor` as a writable, one-dimensional, contiguous memoryview of unsigned bytes.
+
+    It is the tensor's own memory if that is contiguous and on the CPU (a write through either is seen by both), else
+    a contiguous CPU copy; a device tensor is waited for. Elements come in row-major order, in the machine's byte
+    order. The memoryview keeps the memory alive. ``memoryview.obj.base`` is a `torch.Tensor` over the same memory.
+    What has no plain bytes (sparse, meta, a lazy conjugate) raises what PyTorch raises.
+
+    Upstream: ``vllm.v1.utils.tensor_data``.
+    """
+    cdef TensorBytes owner
+    if Py_TYPE(<PyObject*>tensor) == Tensor:
+        owner = TensorBytes.__new__(TensorBytes)
+        if bridge.tensor_bytes(<void*>tensor, &owner.bytes) == FU_DONE:
+            return PyMemoryView_FromObject(owner)
+    return tensor.flatten().contiguous().cpu().view(torch.uint8).numpy().data
+
+
+tensor_data.__module__ = "fastutils"
