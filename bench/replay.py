@@ -97,6 +97,7 @@ class Replay:
         self._tokens: dict[str, list[int]] = {}
         self._views: dict[str, tuple[Any, Any]] = {}
         self._buffers: dict[tuple[str, tuple[int, ...], int], tuple[Any, Any]] = {}
+        self._last_n: dict[tuple[str, tuple[int, ...], int], int | None] = {}
         self._pairs: dict[tuple[str, tuple[int, ...], int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._random = np.random.default_rng(0)
 
@@ -182,11 +183,14 @@ class Replay:
         yield Work("compute_iteration_details", "compute_iteration_details", 1, *loops, check)
 
     def _buffer_copies(self, step: Step) -> Iterator[Work]:
-        calls: list[tuple[tuple[Any, Any], int | None]] = []
+        calls: list[tuple[tuple[Any, Any], int | None, int | None]] = []
         seen: dict[tuple[str, tuple[int, ...]], int] = {}
         for dtype, shape, n in step.copy_to_gpu:
             ordinal = seen[dtype, shape] = seen.get((dtype, shape), -1) + 1
-            calls.append((self._buffer(dtype, shape, ordinal), n))
+            key = (dtype, shape, ordinal)
+            before = self._last_n.get(key)
+            calls.append((self._buffer(*key), n, n if before is None else before))
+            self._last_n[key] = n
         for row, statement, chosen in (
             ("CpuGpuBuffer.copy_to_gpu(n)", "buffer.copy_to_gpu(n)", [call for call in calls if call[1] is not None]),
             ("CpuGpuBuffer.copy_to_gpu()", "buffer.copy_to_gpu()", [call for call in calls if call[1] is None]),
@@ -195,7 +199,7 @@ class Replay:
                 continue
 
             def check(chosen=chosen) -> None:
-                for pair, n in chosen:
+                for pair, n, _ in chosen:
                     for who, buffer in zip(WHO, pair, strict=True):
                         what = f"{who}: copy_to_gpu({n}) of {buffer.cpu.dtype}{list(buffer.cpu.shape)}"
                         result = self._copied(
@@ -205,7 +209,14 @@ class Replay:
                             raise Incorrect(f"{step}: {what} does not return the buffer's own device tensor")
 
             loops = [
-                Loop(statement, each="buffer, n", items=_repeated([(pair[side], n) for pair, n in chosen]))
+                Loop(
+                    statement,
+                    each="buffer, n",
+                    # In turn with the step before: where the engine's row count changed, it changes from call to call.
+                    items=_alternating(
+                        [(pair[side], n) for pair, n, _ in chosen], [(pair[side], before) for pair, _, before in chosen]
+                    ),
+                )
                 for side in range(2)
             ]
             yield Work(row, "CpuGpuBuffer", len(chosen), *loops, check, torch.inference_mode)
@@ -311,6 +322,10 @@ def _expect(step: Step, what: str, found: Any, expected: Any) -> None:
 def _repeated(items: Sequence[Any]) -> Callable[[int], Sequence[Any]]:
     kept = list(items)
     return lambda count: kept * count
+
+
+def _alternating(these: list[Any], those: list[Any]) -> Callable[[int], Sequence[Any]]:
+    return lambda count: (these + those) * (count // 2) + these * (count % 2)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -195,6 +195,21 @@ def test_buffers_of_one_shape_in_one_step_are_different_buffers_and_live_on():
     )
 
 
+def test_row_counts_change_where_they_changed_in_the_engine():
+    first, second = recorded(index=0), recorded(index=1)
+    second = dataclasses.replace(second, copy_to_gpu=[(dtype, shape, n) for dtype, shape, n in first.copy_to_gpu])
+    dtype, shape, _ = second.copy_to_gpu[0]
+    second.copy_to_gpu[0] = (dtype, shape, 9)
+    side = Replay(upstream, fastutils, ["CpuGpuBuffer"])
+
+    def row_counts(found, passes):
+        work = next(iter(side.works(found)))
+        return [n for buffer, n in work.ours.items(passes) if buffer.gpu.shape == shape]
+
+    assert row_counts(first, 3) == [1, 1, 1]
+    assert row_counts(second, 3) == [9, 1, 9]
+
+
 def test_copies_are_timed_as_the_engine_makes_them():
     for work in Replay(upstream, fastutils).works(eventful()):
         with work.mode():
