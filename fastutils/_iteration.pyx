@@ -1,0 +1,253 @@
+# cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic
+# cython: boundscheck=False, wraparound=False
+"""compute_iteration_details, compiled. ``iteration`` holds the Python form, which says what this one must do."""
+
+from cpython.object cimport PyObject
+
+from fastutils import _phases
+from fastutils.iteration import IterationDetails
+from fastutils.iteration import compute_iteration_details as in_python
+
+
+cdef extern from "Python.h":
+    int PyDict_Next(object dict, Py_ssize_t* position, PyObject** key, PyObject** value) noexcept
+    PyObject* PyDict_GetItemWithError(object dict, PyObject* key) except? NULL
+    int PyObject_GenericSetAttr(object object, object name, object value) except -1
+    object PyObject_GenericGetDict(object object, void* context)
+
+
+cdef extern from "exact.h":
+    bint small_int "fu_small_int" (PyObject* object, Py_ssize_t* value) noexcept
+    Py_ssize_t list_size "FU_LIST_SIZE" (object list) noexcept
+    PyObject* list_item "FU_LIST_ITEM" (object list, Py_ssize_t i) noexcept
+    Py_ssize_t dict_size "FU_DICT_SIZE" (object dict) noexcept
+    bint is_exact_str "PyUnicode_CheckExact" (PyObject* object) noexcept
+
+
+cdef extern from "objects.h":
+    list attribute_of_each "fu_attribute_of_each" (list objects, object name)
+    object new_instance "fu_new_instance" (object type, tuple no_arguments)
+    PyObject* class_attribute "fu_class_attribute" (object object, object name) noexcept
+    bint has_plain_attributes "fu_has_plain_attributes" (object object) noexcept
+    PyObject* code_of "fu_code_of" (PyObject* function) noexcept
+    void Py_XDECREF(PyObject* object) noexcept
+
+
+# A small int has at most 30 bits, so no sum of them can overflow.
+ctypedef struct Counts:
+    Py_ssize_t requests
+    Py_ssize_t tokens
+    Py_ssize_t ctx_requests
+    Py_ssize_t ctx_tokens
+
+
+cdef bint in_step(dict tokens, list req_ids, list outputs, list new_ids, Counts* counts) noexcept:
+    """Count if `tokens` names the cached and the new requests, each once and both in their own order.
+
+    vLLM fills all of them in one pass, with the same id objects, so that this is the usual case. Nothing but
+    identities is compared, and the keys of a dict are distinct: each request is then in one list, and there once.
+    False if it is otherwise.
+    """
+    cdef Py_ssize_t position = 0, cached = 0, new = 0, num_tokens, num_outputs
+    cdef Py_ssize_t all_tokens = 0, ctx_requests = 0, ctx_tokens = 0
+    cdef Py_ssize_t num_cached = list_size(req_ids), num_new = list_size(new_ids)
+    cdef PyObject* key
+    cdef PyObject* value
+    if dict_size(tokens) != num_cached + num_new:
+        return False
+    while PyDict_Next(tokens, &position, &key, &value):
+        if not small_int(value, &num_tokens) or not is_exact_str(key):
+            return False
+        if cached < num_cached and list_item(req_ids, cached) == key:
+            if not small_int(list_item(outputs, cached), &num_outputs):
+                return False
+            cached += 1
+        elif new < num_new and list_item(new_ids, new) == key:
+            num_outputs = 0
+            new += 1
+        else:
+            return False
+        all_tokens += num_tokens
+        if num_outputs == 0:
+            ctx_requests += 1
+            ctx_tokens += num_tokens
+    if cached != num_cached or new != num_new:
+        return False
+    counts[0] = Counts(num_cached + num_new, all_tokens, ctx_requests, ctx_tokens)
+    return True
+
+
+cdef bint in_any_order(dict tokens, list req_ids, list outputs, list new_ids, Counts* counts) except -1:
+    """Count by the set of all ids in context, which is small while most requests generate. False: not all is plain."""
+    cdef Py_ssize_t i, position = 0, num_tokens, num_outputs
+    cdef Py_ssize_t all_tokens = 0, ctx_requests = 0, ctx_tokens = 0
+    cdef PyObject* key
+    cdef PyObject* value
+    cdef set context = set()
+    for i in range(list_size(req_ids)):
+        if not small_int(list_item(outputs, i), &num_outputs) or not is_exact_str(list_item(req_ids, i)):
+            return False
+        if num_outputs == 0:
+            context.add(<object>list_item(req_ids, i))
+        elif context:
+            context.discard(<object>list_item(req_ids, i))  # a repeated id counts by its last entry
+    for i in range(list_size(new_ids)):
+        if not is_exact_str(list_item(new_ids, i)):
+            return False
+        context.add(<object>list_item(new_ids, i))
+    while PyDict_Next(tokens, &position, &key, &value):
+        if not small_int(value, &num_tokens) or not is_exact_str(key):
+            return False
+        all_tokens += num_tokens
+    for req_id in context:
+        value = PyDict_GetItemWithError(tokens, <PyObject*>req_id)
+        if value != NULL and small_int(value, &num_tokens):
+            ctx_requests += 1
+            ctx_tokens += num_tokens
+    counts[0] = Counts(dict_size(tokens), all_tokens, ctx_requests, ctx_tokens)
+    return True
+
+
+cdef bint by_map(dict tokens, dict outputs_of, list new_ids, Counts* counts) except -1:
+    """Count by the map that somebody has already made of the cached requests: it is what counts then, not the lists."""
+    cdef Py_ssize_t i, position = 0, num_tokens, num_outputs
+    cdef Py_ssize_t all_tokens = 0, ctx_requests = 0, ctx_tokens = 0
+    cdef PyObject* key
+    cdef PyObject* value
+    cdef set new = set()
+    while PyDict_Next(outputs_of, &position, &key, &value):
+        if not is_exact_str(key):
+            return False
+    for i in range(list_size(new_ids)):
+        if not is_exact_str(list_item(new_ids, i)):
+            return False
+        new.add(<object>list_item(new_ids, i))
+    position = 0
+    while PyDict_Next(tokens, &position, &key, &value):
+        if not small_int(value, &num_tokens) or not is_exact_str(key):
+            return False
+        num_outputs = 1
+        value = PyDict_GetItemWithError(outputs_of, key)
+        if value != NULL and not small_int(value, &num_outputs):
+            return False
+        all_tokens += num_tokens
+        if num_outputs == 0 or (new and <object>key in new):
+            ctx_requests += 1
+            ctx_tokens += num_tokens
+    counts[0] = Counts(dict_size(tokens), all_tokens, ctx_requests, ctx_tokens)
+    return True
+
+
+# The class attributes that were judged last, kept alive so that their addresses stay theirs.
+cdef object judged_phase = None, judged_code = None, judged_map = None
+cdef bint judged_well = False
+
+
+cdef bint judge(PyObject* phase, PyObject* code, PyObject* mapping) except -1:
+    global judged_phase, judged_code, judged_map, judged_well
+    well = bool(_phases.is_recognised(<object>phase, <object>code, <object>mapping))
+    judged_phase, judged_code, judged_map, judged_well = <object>phase, <object>code, <object>mapping, well
+    return well
+
+
+cdef bint asks_only_the_lists(object cached) except -1:
+    """Whether ``cached.is_context_phase`` is of a recognised class. Looked up each time: a class can be changed."""
+    cdef PyObject* phase = class_attribute(cached, "is_context_phase")
+    cdef PyObject* mapping = class_attribute(cached, "_req_id_to_num_output_tokens")
+    cdef PyObject* code = code_of(phase) if phase != NULL else NULL
+    try:
+        if code == NULL or mapping == NULL or not has_plain_attributes(cached):
+            return False
+        if (
+            phase == <PyObject*>judged_phase
+            and code == <PyObject*>judged_code
+            and mapping == <PyObject*>judged_map
+        ):
+            return judged_well
+        return judge(phase, code, mapping)
+    finally:
+        Py_XDECREF(phase)
+        Py_XDECREF(mapping)
+        Py_XDECREF(code)
+
+
+# How to go on: the counts are complete; ask for every request; or something is unusual, leave all to the Python form.
+cdef enum:
+    COUNTED, ASK, UNUSUAL
+
+
+cdef int look(object scheduler_output, list requests, dict tokens, Counts* counts) except -1:
+    cdef list req_ids, outputs, new_ids
+    # All of the ids first: their requests may be of any class, and nothing may change the dict that is walked later.
+    new_ids = attribute_of_each(requests, "req_id") if requests else requests
+    cached = scheduler_output.scheduled_cached_reqs
+    if not asks_only_the_lists(cached):
+        return ASK
+    attributes = PyObject_GenericGetDict(cached, NULL)
+    if "is_context_phase" in <dict>attributes:
+        return ASK
+    if "_req_id_to_num_output_tokens" in <dict>attributes:
+        made = (<dict>attributes)["_req_id_to_num_output_tokens"]
+        return COUNTED if type(made) is dict and by_map(tokens, made, new_ids, counts) else ASK
+    given_ids, given_outputs = cached.req_ids, cached.num_output_tokens
+    if type(given_ids) is not list or type(given_outputs) is not list:
+        return ASK
+    req_ids, outputs = given_ids, given_outputs
+    if list_size(req_ids) != list_size(outputs):
+        return ASK
+    if in_step(tokens, req_ids, outputs, new_ids, counts):
+        return COUNTED
+    return COUNTED if in_any_order(tokens, req_ids, outputs, new_ids, counts) else ASK
+
+
+cdef object ask(object scheduler_output, list requests, dict tokens):
+    """Ask ``is_context_phase`` for every request, in the order and as often as the Python form does."""
+    cdef Py_ssize_t num_ctx_requests = 0, num_generation_requests = 0
+    num_ctx_tokens = num_generation_tokens = 0
+    new_req_ids = {request.req_id for request in requests}
+    for req_id, num_tokens in tokens.items():
+        if scheduler_output.scheduled_cached_reqs.is_context_phase(req_id) or req_id in new_req_ids:
+            num_ctx_requests += 1
+            num_ctx_tokens += num_tokens
+        else:
+            num_generation_requests += 1
+            num_generation_tokens += num_tokens
+    return IterationDetails(num_ctx_requests, num_ctx_tokens, num_generation_requests, num_generation_tokens)
+
+
+cdef tuple no_arguments = ()
+
+
+def compute_iteration_details(scheduler_output):
+    """Count the requests and tokens that `scheduler_output` schedules, by context and generation.
+
+    `scheduler_output` is vLLM's ``SchedulerOutput`` or anything with ``num_scheduled_tokens`` (a mapping of request id
+    to tokens), ``scheduled_new_reqs`` (objects with ``req_id``) and ``scheduled_cached_reqs`` (with
+    ``is_context_phase(req_id)``). A request counts as context if ``is_context_phase`` says so or if it is new.
+    It is only read; whatever its parts raise is raised here.
+
+    Upstream: ``vllm.v1.utils.compute_iteration_details``.
+    """
+    cdef Counts counts
+    cdef int next_step = UNUSUAL
+    requests = tokens = None
+    try:
+        requests = scheduler_output.scheduled_new_reqs
+        tokens = scheduler_output.num_scheduled_tokens
+        if type(requests) is list and type(tokens) is dict and <dict>tokens:
+            next_step = look(scheduler_output, requests, tokens, &counts)
+    except Exception:
+        next_step = UNUSUAL  # the Python form meets it again, and raises it where it should be raised
+    if next_step == ASK:
+        return ask(scheduler_output, requests, tokens)
+    if next_step == UNUSUAL:
+        return in_python(scheduler_output)
+    details = new_instance(IterationDetails, no_arguments)
+    PyObject_GenericSetAttr(details, "num_ctx_requests", counts.ctx_requests)
+    PyObject_GenericSetAttr(details, "num_ctx_tokens", counts.ctx_tokens)
+    PyObject_GenericSetAttr(details, "num_generation_requests", counts.requests - counts.ctx_requests)
+    PyObject_GenericSetAttr(details, "num_generation_tokens", counts.tokens - counts.ctx_tokens)
+    return details
+
+
+compute_iteration_details.__module__ = "fastutils"

@@ -1,0 +1,73 @@
+"""Recognises the classes whose ``is_context_phase`` asks nothing but ``req_ids`` and ``num_output_tokens``.
+
+For these the compiled form may read the two lists itself instead of calling the method for every request. What is
+recognised is the code, not the name: a class of vLLM, of another engine or of a test qualifies as long as its methods
+compile to one of the forms below, whatever they call their variables; anything else is called as it is.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+from functools import cached_property, lru_cache
+from types import CodeType, FunctionType
+from typing import Any
+
+#: The attribute of the recognised classes that maps each request id to its number of output tokens, filled on demand.
+MAP = "_req_id_to_num_output_tokens"
+
+
+class _Mapped:
+    req_ids: list[Any]
+    num_output_tokens: list[Any]
+    _req_id_to_num_output_tokens: dict[Any, Any]
+
+    def known_and_zero(self, key: Any) -> bool:
+        found = self._req_id_to_num_output_tokens.get(key)
+        return found is not None and found == 0
+
+    def equal_to_zero(self, key: Any) -> Any:
+        return self._req_id_to_num_output_tokens.get(key) == 0
+
+    def zipped(self) -> Any:
+        return dict(zip(self.req_ids, self.num_output_tokens))  # noqa: B905
+
+    def zipped_explicitly(self) -> Any:
+        return dict(zip(self.req_ids, self.num_output_tokens, strict=False))
+
+
+def _meaning(code: CodeType) -> tuple[Any, ...]:
+    """All that `code` does, without the names of its variables and its docstring."""
+    steps: list[Any] = [code.co_argcount, code.co_kwonlyargcount, code.co_flags, code.co_nlocals, code.co_freevars]
+    for step in dis.get_instructions(code):
+        if step.opcode in dis.hasconst:
+            steps.append((step.opname, type(step.argval), step.argval))
+        elif step.opcode in dis.hasname:
+            steps.append((step.opname, step.argrepr))
+        else:
+            steps.append((step.opname, step.arg))
+    return tuple(steps)
+
+
+_PHASES = {_meaning(_Mapped.known_and_zero.__code__), _meaning(_Mapped.equal_to_zero.__code__)}
+_MAPS = {_meaning(_Mapped.zipped.__code__), _meaning(_Mapped.zipped_explicitly.__code__)}
+
+
+def _is_one_of(function: Any, code: CodeType, known: set[tuple[Any, ...]]) -> bool:
+    if type(function) is not FunctionType or _meaning(code) not in known:
+        return False
+    theirs = getattr(function, "__builtins__", {})  # what `dict` and `zip` are to it
+    return all(
+        name not in function.__globals__ and theirs.get(name) is getattr(builtins, name) for name in ("dict", "zip")
+    )
+
+
+@lru_cache(maxsize=16)
+def is_recognised(phase: Any, code: Any, mapping: Any) -> bool:
+    """Whether a class's `phase` (its ``is_context_phase``, whose code is `code`) and `mapping` (its `MAP`) are known."""
+    return (
+        type(mapping) is cached_property
+        and mapping.attrname == MAP
+        and _is_one_of(phase, code, _PHASES)
+        and _is_one_of(mapping.func, getattr(mapping.func, "__code__", None), _MAPS)  # type: ignore[arg-type]
+    )
