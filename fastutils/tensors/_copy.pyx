@@ -14,7 +14,9 @@ from numbers import Integral
 import torch
 
 from fastutils.tensors import buffer as _twin
+from fastutils.tensors import copy as _copy_twin
 from fastutils.tensors import runtime as _runtime
+from fastutils.tensors import tracing as _tracing
 
 
 cdef extern from "Python.h":
@@ -387,3 +389,5 @@ def copy_to_gpu_many(buffers, ns=None, *, views=False):
 
 for _public in (copy_slice, copy_slices, copy_to_gpu_many, CpuGpuBuffer):
     _public.__module__ = "fastutils"
+
+_tracing.make_traceable((copy_slice, _copy_twin.copy_slice), (copy_slices, _copy_twin.copy_slices))
