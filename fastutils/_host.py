@@ -6,17 +6,20 @@ Nothing here imports vLLM: "inside" means that somebody else has.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     import psutil
+
+#: ``vllm.v1.utils`` while the plugin has put our helpers into it: what is patched there must be seen here.
+stood_in_for: ModuleType | None = None
 
 
 def _flag(name: str, default: str) -> Callable[[], bool]:
@@ -88,7 +91,13 @@ def config_root() -> Path:
 
 
 def logger(name: str) -> logging.Logger:
-    """A logger for the module `name`; below ``vllm`` where vLLM runs, so that its logging set-up shows it."""
+    """A logger for the module `name`; below ``vllm`` where vLLM runs, so that its logging set-up shows it.
+
+    Where ours stand in for the helpers of ``vllm.v1.utils``, the logger of that module.
+    """
+    if stood_in_for is not None:
+        log: logging.Logger = stood_in_for.logger
+        return log
     if "vllm.logger" in sys.modules:
         return logging.getLogger(f"vllm.{name}")
     return logging.getLogger(name)
@@ -211,16 +220,19 @@ def kill_process_tree(pid: int) -> None:
     except psutil.NoSuchProcess:
         return
     tree = [root]
+    seen = {root}
     new = [root]
     while new:
         for process in new:
             if process.pid != os.getpid():
                 _signal(process, "suspend")
-        with contextlib.suppress(psutil.NoSuchProcess):
-            new = [child for child in root.children(recursive=True) if child not in tree]
-            tree += new
-            continue
-        break
+        try:
+            below = root.children(recursive=True)
+        except psutil.NoSuchProcess:
+            break
+        new = [process for process in below if process not in seen]
+        tree += new
+        seen.update(new)
     for process in reversed(tree):  # the root last: it may be this process
         _signal(process, "kill")
 

@@ -25,6 +25,8 @@ from fastutils import _host
 
 #: How long an orphaned child may take to end by itself after its SIGTERM.
 ORPHAN_GRACE_S = 1.0
+# Between looks at the parent where nothing can be waited for.
+_LOOK_S = 0.25
 
 _lifelines: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 
@@ -81,23 +83,47 @@ def end_with_parent(reader: Connection, parent_pid: int) -> None:
     It sends SIGTERM first, so that handlers may clean up, and kills the process with all its descendants after
     ORPHAN_GRACE_S seconds.
     """
-    watched: list[Any] = [reader]
-    # If the parent is not the direct one (a launcher script stands between), the pipe alone decides.
-    if hasattr(os, "pidfd_open") and os.getppid() == parent_pid:
-        with contextlib.suppress(OSError):
-            descriptor = os.pidfd_open(parent_pid)
-            if os.getppid() == parent_pid:
-                watched.append(descriptor)
-            else:
-                os.close(descriptor)
-    threading.Thread(target=_watch, args=(watched,), name="fastutils-parent-watch", daemon=True).start()
+    watch = _ParentWatch(reader, parent_pid)
+    threading.Thread(target=watch.run, name="fastutils-parent-watch", daemon=True).start()
 
 
-def _watch(watched: list[Any]) -> None:
-    # Signals belong to the main thread. Nothing may interrupt the wait either: entered once, it keeps its files even
-    # if the target closes every descriptor that it does not know.
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    connection.wait(watched)
-    os.kill(os.getpid(), signal.SIGTERM)
-    threading.Event().wait(ORPHAN_GRACE_S)
-    _host.kill_process_tree(os.getpid())
+class _ParentWatch:
+    def __init__(self, reader: Connection, parent_pid: int) -> None:
+        self._reader = reader
+        self._pipe = self._identity()
+        # If the parent is not the direct one (a launcher script stands between), the pipe alone decides.
+        self._parent_pid = parent_pid if os.getppid() == parent_pid else None
+        self._waitables: list[Any] = [reader]
+        if hasattr(os, "pidfd_open") and self._parent_pid is not None:
+            with contextlib.suppress(OSError):
+                self._waitables.append(os.pidfd_open(parent_pid))
+
+    def _identity(self) -> tuple[int, int]:
+        status = os.fstat(self._reader.fileno())
+        return status.st_dev, status.st_ino
+
+    def run(self) -> None:
+        # Signals belong to the main thread, and must not make this one enter the wait anew: once in it, it keeps its
+        # files even if the target closes every descriptor that it does not know.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        connection.wait(self._waitables)
+        if not self._parent_is_gone():
+            # The target closed the descriptors before this thread came to wait, so there is only looking left.
+            while not self._is_orphan():
+                if self._parent_pid is None:
+                    return
+                threading.Event().wait(_LOOK_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(ORPHAN_GRACE_S)
+        _host.kill_process_tree(os.getpid())
+
+    def _is_orphan(self) -> bool:
+        return self._parent_pid is not None and os.getppid() != self._parent_pid
+
+    def _parent_is_gone(self) -> bool:
+        if self._is_orphan():
+            return True
+        try:  # the number may be another file's by now; nobody writes to the pipe, so ready means ended
+            return self._identity() == self._pipe and bool(connection.wait([self._reader], 0))
+        except OSError:
+            return False

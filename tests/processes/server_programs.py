@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 
-from fastutils.processes import report_bound_addresses
+from fastutils.processes import death_pipe, report_bound_addresses
 
 
 def _report(client_config, **more):
@@ -139,6 +139,17 @@ def send_partial_message_and_die(listen_address, sock, args, client_config):
 def send_absurd_length(listen_address, sock, args, client_config):
     os.write(client_config["actual_address_pipe"].fileno(), b"\xff\xff\xff\xff")
     threading.Event().wait()
+
+
+class LateWatch(death_pipe.WatchedTarget):
+    """Comes to watch the parent only after the target has closed every descriptor."""
+
+    def __call__(self):
+        closed = threading.Event()
+        run, closerange = death_pipe._ParentWatch.run, os.closerange
+        death_pipe._ParentWatch.run = lambda watch: (closed.wait(), run(watch))
+        os.closerange = lambda low, high: (closerange(low, high), closed.set())
+        super().__call__()
 
 
 class Unloadable:

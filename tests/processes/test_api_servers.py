@@ -13,6 +13,7 @@ from multiprocessing import Pipe
 import psutil
 import pytest
 import server_programs as programs
+from process_ends import all_end
 
 from fastutils import APIServerProcessManager
 
@@ -210,7 +211,7 @@ def test_a_grandchild_that_holds_the_pipe_open_does_not_hide_the_exit(started):
         assert pids.poll(30)
         grandchild = psutil.Process(pids.recv())
         release.send(None)
-        grandchild.wait(30)
+        assert all_end([grandchild])
 
 
 def test_after_a_shutdown_nothing_more_is_reported(started):
@@ -315,8 +316,7 @@ def test_shutdown_kills_what_does_not_listen_with_all_that_it_started(started, c
     grandchildren = [psutil.Process(int(pid)) for pid in manager.gather_actual_addresses(30)[1]]
     manager.shutdown(0.05)
     assert [process.exitcode for process in manager.processes] == [-signal.SIGKILL] * 2
-    psutil.wait_procs(grandchildren, timeout=10)
-    assert not any(process.is_running() for process in grandchildren)
+    assert all_end(grandchildren)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert re.search(
         r"2 process\(es\) did not end in time and are killed: ApiServer_0 \(PID: \d+\), ApiServer_1", warning

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_ends import all_end
+
+import fastutils
 
 PARENT = """
 import os, sys, threading, weakref
@@ -28,7 +31,7 @@ def run_parent(tmp_path, program, after, before="", gather="manager.gather_actua
     script = tmp_path / "parent.py"
     folder = str(Path(__file__).parent)
     script.write_text(PARENT.format(folder=folder, program=program, after=after, before=before, gather=gather))
-    packages = os.path.dirname(os.path.dirname(sys.modules["fastutils"].__file__))
+    packages = os.path.dirname(os.path.dirname(fastutils.__file__))
     parent = subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
@@ -40,10 +43,6 @@ def run_parent(tmp_path, program, after, before="", gather="manager.gather_actua
     return parent, [psutil.Process(int(pid)) for pid in line.split()]
 
 
-def ended(processes, timeout=10):
-    return psutil.wait_procs(processes, timeout)[1] == []
-
-
 @pytest.mark.parametrize("program", ["report_and_wait", "report_and_ignore_sigterm"])
 def test_servers_end_with_a_parent_that_is_killed(tmp_path, program):
     parent, servers = run_parent(tmp_path, program, "threading.Event().wait()")
@@ -51,14 +50,14 @@ def test_servers_end_with_a_parent_that_is_killed(tmp_path, program):
         assert all(server.is_running() for server in servers)
         parent.kill()
         parent.wait()
-        assert ended(servers)
+        assert all_end(servers)
 
 
 def test_servers_that_have_not_reached_their_program_end_too(tmp_path):
     parent, servers = run_parent(tmp_path, "wait_silently", "os.kill(os.getpid(), 9)", gather="")
     with parent:
         parent.wait()
-        assert ended(servers)
+        assert all_end(servers)
 
 
 def test_what_a_server_started_ends_too(tmp_path):
@@ -69,7 +68,31 @@ def test_what_a_server_started_ends_too(tmp_path):
         assert len(grandchildren) == 2
         parent.kill()
         parent.wait()
-        assert ended([*servers, *grandchildren])
+        assert all_end([*servers, *grandchildren])
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["waiting", "too late to wait"])
+def test_a_target_that_closes_all_descriptors_is_neither_ended_nor_left_behind(tmp_path, late):
+    before = LATE_WATCH.strip() if late else ""
+    after = "threading.Event().wait()"
+    parent, servers = run_parent(tmp_path, "close_everything_and_wait", after, before, gather=GATHER_NOTHING.strip())
+    with parent:
+        assert all(server.is_running() for server in servers)
+        parent.kill()
+        parent.wait()
+        assert all_end(servers)
+
+
+GATHER_NOTHING = """
+    try:
+        manager.gather_actual_addresses(60)
+    except RuntimeError as error:
+        assert "closed its address pipe" in str(error), error
+"""
+LATE_WATCH = """
+    from fastutils.processes import api_servers
+    api_servers.WatchedTarget = programs.LateWatch
+"""
 
 
 WITHOUT_PIDFD = """
@@ -98,9 +121,9 @@ def test_a_forked_sibling_does_not_keep_the_servers_alive(tmp_path):
         sibling = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
         parent.wait()
-        assert ended(servers)
+        assert all_end(servers)
         sibling.kill()
-        assert ended([sibling])
+        assert all_end([sibling])
 
 
 # weakref's own exit hook is then older than multiprocessing's and would run too late.
@@ -119,4 +142,4 @@ def test_a_parent_that_ends_without_a_shutdown_ends_its_servers(tmp_path, after,
     parent, servers = run_parent(tmp_path, "report_and_wait", after, before)
     with parent:
         assert parent.wait(60) == code
-        assert ended(servers)
+        assert all_end(servers)

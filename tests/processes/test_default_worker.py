@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+import fastutils
 from fastutils import run_api_server_worker_proc
 
 SERVER = """
@@ -37,7 +38,7 @@ def run(folder, **environment):
         from fastutils import run_api_server_worker_proc as run
         run("addr", None, ["args"], {"client_index": 4}, log_level="info")
     """
-    packages = [str(folder), os.path.dirname(os.path.dirname(sys.modules["fastutils"].__file__))]
+    packages = [str(folder), os.path.dirname(os.path.dirname(fastutils.__file__))]
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(packages), **environment},

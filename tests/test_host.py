@@ -1,0 +1,332 @@
+"""What the package knows of its host: environment variables, log prefixes, process titles, process trees."""
+
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from process_ends import all_end
+
+from fastutils import _host
+
+# --- environment ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("VLLM_ENGINE_READY_TIMEOUT_S", None, 600),
+        ("VLLM_ENGINE_READY_TIMEOUT_S", "7", 7),
+        ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", None, 5),
+        ("VLLM_CONFIGURE_LOGGING", None, True),
+        ("VLLM_CONFIGURE_LOGGING", "0", False),
+        ("VLLM_CUSTOM_SCOPES_FOR_PROFILING", None, False),
+        ("VLLM_NVTX_SCOPES_FOR_PROFILING", "1", True),
+        ("VLLM_NO_USAGE_STATS", None, False),
+        ("VLLM_NO_USAGE_STATS", "1", True),
+        ("VLLM_NO_USAGE_STATS", "true", False),  # only 1 counts, as in vLLM
+        ("VLLM_PROCESS_NAME_PREFIX", None, "VLLM"),
+        ("VLLM_LOGGING_COLOR", None, "auto"),
+        ("NO_COLOR", "1", True),
+    ],
+)
+def test_a_variable_is_read_when_it_is_asked_for(monkeypatch, name, text, value):
+    if text is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, text)
+    assert _host.env(name) == value
+    assert type(_host.env(name)) is type(value)
+
+
+@pytest.mark.parametrize("name", ["VLLM_ENGINE_READY_TIMEOUT_S", "VLLM_CONFIGURE_LOGGING"])
+def test_a_value_that_does_not_parse_is_named(monkeypatch, name):
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(ValueError, match=f"{name}='soon' is not an integer"):
+        _host.env(name)
+
+
+def test_a_loaded_vllm_reads_its_own_variables(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm.envs", SimpleNamespace(VLLM_ENGINE_READY_TIMEOUT_S=3))
+    assert _host.env("VLLM_ENGINE_READY_TIMEOUT_S") == 3
+    monkeypatch.setenv("VLLM_PROCESS_NAME_PREFIX", "unknown to that vLLM")
+    assert _host.env("VLLM_PROCESS_NAME_PREFIX") == "unknown to that vLLM"
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"VLLM_CONFIG_ROOT": "/a/b"}, "/a/b"),
+        ({"XDG_CONFIG_HOME": "/x"}, "/x/vllm"),
+        ({"HOME": "/home/u"}, "/home/u/.config/vllm"),
+        ({"HOME": "/home/u", "VLLM_CONFIG_ROOT": "~/c"}, "/home/u/c"),
+    ],
+)
+def test_the_configuration_folder(monkeypatch, variables, folder):
+    for name in ("VLLM_CONFIG_ROOT", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(_host.config_root()) == folder
+
+
+@pytest.mark.parametrize(
+    ("variables", "tracked"),
+    [
+        ({}, True),
+        ({"DO_NOT_TRACK": "1"}, False),
+        ({"VLLM_DO_NOT_TRACK": "1"}, False),
+        ({"VLLM_DO_NOT_TRACK": "0", "DO_NOT_TRACK": "1"}, True),  # the first that is set decides, as in vLLM
+    ],
+)
+def test_do_not_track(monkeypatch, variables, tracked):
+    for name in ("VLLM_DO_NOT_TRACK", "DO_NOT_TRACK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert _host.env("VLLM_DO_NOT_TRACK") is not tracked
+
+
+def test_the_logger_shows_within_vllm(monkeypatch):
+    assert _host.logger("fastutils.x").name == "fastutils.x"
+    monkeypatch.setitem(sys.modules, "vllm.logger", logging)
+    assert _host.logger("fastutils.x").name == "vllm.fastutils.x"
+
+
+# --- log prefixes -----------------------------------------------------------------------------------------------------
+
+
+class Stream(io.StringIO):
+    """Text in memory that keeps each write apart and may pretend to be a terminal."""
+
+    def __init__(self, terminal=False):
+        super().__init__()
+        self.writes = []
+        self._terminal = terminal
+
+    def write(self, text):
+        self.writes.append(text)
+        return super().write(text)
+
+    def isatty(self):
+        return self._terminal
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    for name in ("NO_COLOR", "VLLM_LOGGING_COLOR", "VLLM_CONFIGURE_LOGGING"):
+        monkeypatch.delenv(name, raising=False)
+
+    def replace():  # within the test itself: pytest sets its own before each phase
+        monkeypatch.setattr(sys, "stdout", Stream())
+        monkeypatch.setattr(sys, "stderr", Stream(terminal=True))
+        return sys.stdout, sys.stderr
+
+    return replace
+
+
+def test_each_line_is_prefixed_once(streams):
+    out, _ = streams()
+    _host.decorate_logs("Server")
+    prefix = f"(Server pid={os.getpid()}) "
+    print("one")
+    print("two\n\nthree", end="")
+    print(" goes on", "\n", sep="", end="")
+    out.writelines(["four\n", "five"])
+    assert out.getvalue() == "".join(
+        f"{prefix}{line}" for line in ("one\n", "two\n", "\n", "three goes on\n", "four\n", "five")
+    )
+    assert out.write("") == 0
+    assert out.write("ab\n") == 3
+
+
+def test_a_line_and_its_prefix_are_one_write(streams):
+    out, _ = streams()
+    _host.decorate_logs("S")
+    out.write("several\nlines\n")
+    assert out.writes == [f"(S pid={os.getpid()}) several\n(S pid={os.getpid()}) lines\n"]
+
+
+def test_a_second_call_replaces_the_prefix(streams):
+    out, _ = streams()
+    _host.decorate_logs("First")
+    _host.decorate_logs("Second")
+    print("x")
+    assert out.getvalue() == f"(Second pid={os.getpid()}) x\n"
+
+
+def test_the_name_of_the_process_is_the_default(streams):
+    out, _ = streams()
+    _host.decorate_logs()
+    print("x")
+    assert out.getvalue() == f"(MainProcess pid={os.getpid()}) x\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"),
+    [
+        ({}, [False, True]),
+        ({"VLLM_LOGGING_COLOR": "1"}, [True, True]),
+        ({"VLLM_LOGGING_COLOR": "0"}, [False, False]),
+        ({"VLLM_LOGGING_COLOR": "1", "NO_COLOR": "1"}, [False, False]),
+    ],
+)
+def test_colour_is_for_terminals(streams, monkeypatch, variables, coloured):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    both = streams()
+    _host.decorate_logs("S")
+    for stream in both:
+        stream.write("x\n")
+    assert ["\x1b[0;36m(S pid=" in stream.getvalue() for stream in both] == coloured
+
+
+def test_logging_that_is_not_to_be_configured(streams, monkeypatch):
+    monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "0")
+    out, _ = streams()
+    _host.decorate_logs("S")
+    print("x")
+    assert out.getvalue() == "x\n"
+
+
+def test_absent_streams(monkeypatch, streams):
+    _, err = streams()
+    monkeypatch.setattr(sys, "stdout", None)
+    _host.decorate_logs("S")
+    err.write("x")
+    assert err.getvalue().endswith(" x")
+
+
+# --- titles -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_process_title(monkeypatch):
+    titles = []
+    monkeypatch.setitem(sys.modules, "setproctitle", SimpleNamespace(setproctitle=titles.append))
+    monkeypatch.delenv("VLLM_PROCESS_NAME_PREFIX", raising=False)
+    _host.set_process_title("APIServer", "3")
+    monkeypatch.setenv("VLLM_PROCESS_NAME_PREFIX", "Mine")
+    _host.set_process_title("Other")
+    assert titles == ["VLLM::APIServer_3", "Mine::Other"]
+
+
+def test_no_title_without_setproctitle(monkeypatch):
+    monkeypatch.setitem(sys.modules, "setproctitle", None)
+    _host.set_process_title("APIServer")
+
+
+# --- process trees ----------------------------------------------------------------------------------------------------
+
+TREE = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+depth = int(sys.argv[1])
+if depth:
+    command = [sys.executable, "-c", sys.argv[2], str(depth - 1), sys.argv[2]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        print(child.pid, child.stdout.readline().decode().strip(), flush=True)
+        time.sleep(600)
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def tree():
+    """(a process, [its child, its grandchild])."""
+    root = subprocess.Popen([sys.executable, "-c", TREE, "2", TREE], stdout=subprocess.PIPE, text=True)
+    with root:
+        below = [psutil.Process(int(pid)) for pid in root.stdout.readline().split()]
+        assert len(below) == 2
+        yield root, below
+        for process in below:
+            if process.is_running():
+                process.kill()
+        root.kill()
+
+
+def test_the_whole_tree_is_killed(tree):
+    root, below = tree
+    _host.kill_process_tree(root.pid)
+    assert root.wait(30) == -signal.SIGKILL
+    assert all_end(below)
+
+
+def test_a_tree_below_a_stopped_process(tree):
+    root, below = tree
+    below[0].suspend()
+    _host.kill_process_tree(root.pid)
+    assert root.wait(30) == -signal.SIGKILL
+    assert all_end(below)
+
+
+FORKS = """
+import os, time
+print(flush=True)
+for _ in range(300):
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.setsid()
+        time.sleep(60)
+        os._exit(0)
+time.sleep(60)
+"""
+
+
+def test_a_process_that_keeps_starting_others_leaves_none(monkeypatch):
+    monkeypatch.setenv("FASTUTILS_TEST_TREE", marker := os.urandom(8).hex())
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True) as root:
+        root.stdout.readline()
+        _host.kill_process_tree(root.pid)
+        assert root.wait(30) == -signal.SIGKILL
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("FASTUTILS_TEST_TREE") == marker:
+                left.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            pass
+    assert all_end(left)
+
+
+def test_a_process_that_is_gone_is_left_alone():
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    _host.kill_process_tree(gone.pid)
+
+
+@pytest.mark.parametrize("pid", [1, 0, -1])
+def test_numbers_that_mean_a_group_or_the_first_process_are_refused(pid):
+    with pytest.raises(ValueError, match=f"pid {pid} names no ordinary process"):
+        _host.kill_process_tree(pid)
+
+
+def test_what_may_not_be_killed_is_logged(monkeypatch, tree, caplog):
+    def refuse(self):
+        raise psutil.AccessDenied(self.pid)
+
+    root, _ = tree
+    monkeypatch.setattr(psutil.Process, "kill", refuse)
+    _host.kill_process_tree(root.pid)
+    assert f"no permission to kill the process {root.pid}" in caplog.text
+    monkeypatch.undo()
+    _host.kill_process_tree(root.pid)
+
+
+def test_who_descends_from_this_process(tree):
+    root, below = tree
+    assert all(_host.is_descendant(pid) for pid in (root.pid, *(process.pid for process in below)))
+    assert not _host.is_descendant(os.getpid())
+    assert not _host.is_descendant(os.getppid())
+    assert _host.is_running(os.getppid())
+    root.kill()
+    os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
+    assert not _host.is_descendant(root.pid)  # a zombie
+    root.wait()
+    assert not _host.is_descendant(root.pid)
+    assert not _host.is_running(root.pid)
