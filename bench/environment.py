@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.paired import Verdict
 from fastutils import _select
 from fastutils._report import how_python_was_built
 
@@ -41,23 +41,32 @@ def forms(names: list[str]) -> dict[str, str]:
     return found
 
 
-def header(environment: dict[str, str], active: dict[str, str], verdict: Verdict | None) -> str:
-    """The lines above a table; `verdict` is that of the same code on both sides."""
+@dataclass(frozen=True)
+class Noise:
+    """The ratio, with its 95 % interval, of the baseline to itself."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def floor(self) -> float:
+        """How far from 1 a ratio may lie and mean nothing."""
+        return max(abs(self.ratio - 1), (self.high - self.low) / 2)
+
+
+def header(environment: dict[str, str], active: dict[str, str], noise: Noise | None) -> str:
+    """The lines above a table."""
     lines = dict(environment)
     for name, form in active.items():
         lines[f"fastutils.{name}"] = form
-    if verdict is not None:
+    if noise is not None:
         lines["noise floor"] = (
-            f"{noise_floor(verdict):.2%}: the baseline against itself gives {verdict.ratio:.4f} "
-            f"[{verdict.low:.4f}, {verdict.high:.4f}]"
+            f"{noise.floor:.2%}: the baseline against itself gives "
+            f"{noise.ratio:.4f} [{noise.low:.4f}, {noise.high:.4f}]"
         )
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
-
-
-def noise_floor(verdict: Verdict) -> float:
-    """How far from 1 a ratio may lie and mean nothing, from the same code on both sides."""
-    return max(abs(verdict.ratio - 1), (verdict.high - verdict.low) / 2)
 
 
 def as_json(environment: dict[str, str], active: dict[str, str]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def _check(sides: tuple[Side, Side]) -> None:
             raise Incorrect(f"{who} gives {found!r:.120}, expected {side.expected!r:.120}")
 
 
-def noise(settings: Settings, clock: Clock = time.perf_counter_ns) -> Verdict:
+def noise(settings: Settings, clock: Clock = time.perf_counter_ns) -> environment.Noise:
     """The same code on both sides: an operation as short as any that is measured."""
 
     def loop() -> Loop:
@@ -100,7 +100,8 @@ def noise(settings: Settings, clock: Clock = time.perf_counter_ns) -> Verdict:
     builds = [(loop(), loop()) for _ in range(settings.builds)]
     with steady():
         sample_ns, rounds = settings.sample_ns, settings.rounds
-        return judge(*(measure(*sides, rounds=rounds, sample_ns=sample_ns, clock=clock) for sides in builds))
+        found = judge(*(measure(*sides, rounds=rounds, sample_ns=sample_ns, clock=clock) for sides in builds))
+    return environment.Noise(found.ratio, found.low, found.high)
 
 
 def render(measured: Iterable[Measured]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bench import environment, recording, table, upstream
-from bench.paired import Clock, Incorrect, Rounds, Verdict, judge, measure, steady
+from bench.paired import Clock, Incorrect, Rounds, measure, steady
 from bench.recording import Step, TraceError
 from bench.replay import HELPERS, Replay, Work
 from bench.totals import Recorded, Row, Summary, as_json, over, summarise
@@ -34,7 +34,7 @@ class Settings:
     stride: int = 1
 
 
-QUICK = Settings(rounds=5, sample_ns=80_000, stride=8)
+QUICK = Settings(rounds=7, sample_ns=80_000, stride=8)
 
 
 def replay_step(replay: Replay, step: Step, into: Recorded, settings: Settings, clock: Clock) -> None:
@@ -77,20 +77,17 @@ def run(
         yield result
 
 
-def noise(wanted: Iterable[str], settings: Settings, clock: Clock = time.perf_counter_ns, steps: int = 6) -> Verdict:
-    """The baseline against itself over a few steps of the first trace: what a ratio of 1 looks like here."""
-    rounds = 4 * settings.rounds  # a few steps must do for what many do in the replay
+def noise(
+    wanted: Iterable[str], settings: Settings, clock: Clock = time.perf_counter_ns, steps: int = 20
+) -> environment.Noise:
+    """The baseline against itself over some steps of the first trace: what a ratio of 1 looks like here."""
     trace = list(recording.steps(recording.available()[0]))
     replay = Replay(upstream, upstream, tuple(wanted))
-    total = Rounds([0.0] * rounds, [0.0] * rounds, [0.0] * rounds)
+    result = Recorded("noise")
     for step in trace[:: max(1, len(trace) // steps)]:
-        for work in replay.works(step):
-            with work.mode():
-                found = measure(work.upstream, work.ours, rounds=rounds, sample_ns=settings.sample_ns, clock=clock)
-            for i in range(rounds):
-                total.upstream[i] += found.upstream[i] * work.calls
-                total.ours[i] += found.ours[i] * work.calls
-    return judge(total)
+        replay_step(replay, step, result, settings, clock)
+    whole = summarise([result]).everything
+    return environment.Noise(whole.ratio, *whole.interval)
 
 
 def render(summary: Summary, active: dict[str, str]) -> str:
