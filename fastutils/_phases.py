@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import inspect
 from functools import cached_property, lru_cache
 from types import CodeType, FunctionType
 from typing import Any
@@ -36,9 +37,13 @@ class _Mapped:
         return dict(zip(self.req_ids, self.num_output_tokens, strict=False))
 
 
+#: Of a code's flags: what calling it does. The others tell where it was written.
+_KINDS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
+
+
 def _meaning(code: CodeType) -> tuple[Any, ...]:
     """All that `code` does, without the names of its variables and its docstring."""
-    steps: list[Any] = [code.co_argcount, code.co_kwonlyargcount, code.co_flags, code.co_nlocals, code.co_freevars]
+    steps: list[Any] = [code.co_argcount, code.co_kwonlyargcount, code.co_flags & _KINDS, code.co_nlocals]
     for step in dis.get_instructions(code):
         if step.opcode in dis.hasconst:
             steps.append((step.opname, type(step.argval), step.argval))
@@ -64,7 +69,7 @@ def _is_one_of(function: Any, code: CodeType, known: set[tuple[Any, ...]]) -> bo
 
 @lru_cache(maxsize=16)
 def is_recognised(phase: Any, code: Any, mapping: Any) -> bool:
-    """Whether a class's `phase` (its ``is_context_phase``, whose code is `code`) and `mapping` (its `MAP`) are known."""
+    """Whether a class is known by its `phase` (``is_context_phase``; `code` is its code) and `mapping` (its `MAP`)."""
     return (
         type(mapping) is cached_property
         and mapping.attrname == MAP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NoReturn, TypeVar, overload
@@ -90,6 +91,10 @@ class ConstantList(Generic[T], Sequence[T]):
     def __repr__(self) -> str:
         return f"ConstantList({self._x})"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # The two oldest protocols would rebuild it by object.__new__, which does not make the compiled form.
+        return object.__reduce_ex__(self, max(protocol, 2))
+
 
 # Both forms are pickled under the public name, so that each process restores the form that serves there.
 ConstantList.__module__ = "fastutils"
@@ -103,33 +108,31 @@ class _CompiledViews(Sequence[Any]):
 
 def _complete(compiled: Any) -> None:
     """Give the compiled type what needs no speed: its place among the sequences, lazy ``reversed``, pickling."""
+    viewed = vars(compiled)["_x"]
+
+    # The compiled `_x` lies outside the instance's dictionary, where pickle and copy would look for it. With these they
+    # see, and restore, the same state as that of the Python form.
+
+    def getstate(self: Any, /) -> Any:
+        attributes = dict(vars(self))
+        with contextlib.suppress(AttributeError):  # it is not set, or a subclass makes `_x` something else
+            attributes["_x"] = viewed.__get__(self)
+        names = copyreg._slotnames(type(self))  # type: ignore[attr-defined]
+        slots = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return (attributes, slots) if slots else attributes
+
+    def setstate(self: Any, state: Any, /) -> None:
+        attributes, slots = state if isinstance(state, tuple) else (state, None)
+        for name, value in (attributes or {}).items():
+            if name == "_x":
+                viewed.__set__(self, value)
+            else:
+                vars(self)[name] = value
+        for name, value in (slots or {}).items():
+            setattr(self, name, value)
+
     _CompiledViews.register(compiled)
     compiled.__reversed__ = Sequence.__reversed__
-    compiled.__reduce_ex__ = _reduce_ex
-    compiled.__getstate__ = _getstate
-    compiled.__setstate__ = _setstate
-
-
-# In the compiled form `_x` lies outside the instance's dictionary, where pickle and copy would look for it. With these
-# they see, and restore, the same state as that of the Python form, whatever the protocol.
-
-
-def _reduce_ex(self: Any, protocol: Any, /) -> Any:
-    return object.__reduce_ex__(self, max(protocol, 2))
-
-
-def _getstate(self: Any, /) -> Any:
-    attributes = dict(vars(self))
-    if hasattr(self, "_x"):
-        attributes["_x"] = self._x
-    names = [*copyreg._slotnames(type(self))]  # type: ignore[attr-defined]
-    slots = {name: getattr(self, name) for name in names if name != "_x" and hasattr(self, name)}
-    return (attributes, slots) if slots else attributes
-
-
-def _setstate(self: Any, state: Any, /) -> None:
-    attributes, slots = state if isinstance(state, tuple) else (state, None)
-    for name, value in (attributes or {}).items():
-        object.__setattr__(self, name, value)
-    for name, value in (slots or {}).items():
-        setattr(self, name, value)
+    compiled.__reduce_ex__ = ConstantList.__reduce_ex__
+    compiled.__getstate__ = getstate
+    compiled.__setstate__ = setstate
