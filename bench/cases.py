@@ -62,7 +62,8 @@ class Side:
 class Case:
     """`make(helpers)` builds a side from anything that has the helpers as attributes.
 
-    `parallel` cases have large tensors: they may use every core, as torch copies those with several threads.
+    `parallel` cases may use every core: torch copies large tensors with several threads. `builds` bounds how often both
+    sides are built, where the memory of all of them would add up.
     """
 
     id: str
@@ -71,6 +72,7 @@ class Case:
     target: Target | None = None
     mode: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     parallel: bool = False
+    builds: int = 1 << 10
     note: str = ""
 
 
@@ -176,6 +178,11 @@ def _size(count: int) -> str:
     return f"{count} B"
 
 
+def _builds(count: int) -> int:
+    """How many builds of tensors of `count` bytes may lie in memory together: a GiB of them, four in each."""
+    return max(1, (1 << 30) // (4 * count))
+
+
 def _slice_cases() -> list[Case]:
     def plain(count: int) -> Callable[[Any], Side]:
         rows = count // 4
@@ -203,8 +210,8 @@ def _slice_cases() -> list[Case]:
             cases.append(Case(name, "copy_slice", plain(count), Target(6.5), mode=mode))
     for count in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20):
         name = f"copy_slice: {_size(count)}"
-        target, parallel = Target(0.95), count > 64 << 10
-        cases.append(Case(name, "copy_slice", plain(count), target, torch.inference_mode, parallel))
+        target, parallel, builds = Target(0.95), count > 64 << 10, _builds(count)
+        cases.append(Case(name, "copy_slice", plain(count), target, torch.inference_mode, parallel, builds))
     return cases + _fallback_cases()
 
 
@@ -335,7 +342,8 @@ def _buffer_cases() -> list[Case]:
         rows, parallel = count // 4, count > 64 << 10
         target = Target(6.5) if count <= 4 << 10 else Target(0.95)
         case = f"copy_to_gpu(n): {_size(count)}, fresh view"
-        cases.append(Case(case, name, single(held, rows + 1, rows), target, inference, parallel))
+        made = single(held, rows + 1, rows)
+        cases.append(Case(case, name, made, target, inference, parallel, _builds(count)))
     cases += [
         Case("copy_to_cpu(n): 48 of 256", name, to_cpu, None, inference),
         Case("copy_to_gpu(): .gpu is .cpu", name, shared, None, inference),
@@ -363,17 +371,17 @@ def _data_cases() -> list[Case]:
     def floats(*shape: int) -> torch.Tensor:
         return torch.rand(shape, generator=torch.Generator().manual_seed(0))
 
-    rows: list[tuple[str, Callable[[], torch.Tensor], float, bool]] = [
-        ("1 KB, contiguous", lambda: floats(256), 18, False),
-        ("1 KB bfloat16, contiguous", lambda: floats(512).bfloat16(), 18, False),
-        ("64 MB, contiguous", lambda: floats(16 << 20), 18, True),
-        ("1 KB, not contiguous", lambda: floats(16, 16).T, 2.5, False),
-        ("4 KB, every other", lambda: floats(2048)[::2], 2.5, False),
-        ("1 MB, not contiguous", lambda: floats(512, 512).T, 0.95, True),
+    rows: list[tuple[str, Callable[[], torch.Tensor], float, bool, int]] = [
+        ("1 KB, contiguous", lambda: floats(256), 18, False, 99),
+        ("1 KB bfloat16, contiguous", lambda: floats(512).bfloat16(), 18, False, 99),
+        ("64 MB, contiguous", lambda: floats(16 << 20), 18, False, _builds(64 << 20)),
+        ("1 KB, not contiguous", lambda: floats(16, 16).T, 2.5, False, 99),
+        ("4 KB, every other", lambda: floats(2048)[::2], 2.5, False, 99),
+        ("1 MB, not contiguous", lambda: floats(512, 512).T, 0.95, True, 99),
     ]
     return [
-        Case(f"tensor_data: {label}", "tensor_data", data(build), Target(ratio), torch.inference_mode, parallel)
-        for label, build, ratio, parallel in rows
+        Case(f"tensor_data: {label}", "tensor_data", data(build), Target(ratio), torch.inference_mode, parallel, builds)
+        for label, build, ratio, parallel, builds in rows
     ]
 
 

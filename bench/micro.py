@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,13 +20,14 @@ import torch
 from bench import environment, table, upstream
 from bench.cases import Case, Side, cases
 from bench.paired import Clock, Incorrect, Loop, Verdict, judge, measure, steady
+from bench.progress import bar
 
 
 @dataclass(frozen=True)
 class Settings:
     """How much is measured: `builds` of both sides, `rounds` of each; samples and the budget of a case are in ns.
 
-    A case of large tensors is built once. Whatever the budget, a case has seven rounds.
+    A case of very large tensors is built less often. Whatever the budget, a case has seven rounds.
     """
 
     rounds: int = 11
@@ -59,7 +60,7 @@ def run_case(case: Case, ours: Any, settings: Settings, clock: Clock = time.perf
         return Measured(case, None, f"fastutils has no {case.helper}")
     try:
         found = []
-        number = 1 if case.parallel else settings.builds
+        number = min(case.builds, settings.builds)
         # All are made first and kept, so that each lies elsewhere in memory, and outside the mode, as an engine's are.
         builds = [(case.make(upstream), case.make(ours)) for _ in range(number)]
         with steady(one_core=not case.parallel), case.mode():
@@ -193,12 +194,12 @@ def main(arguments: list[str] | None = None, ours: Any = None, settings: Setting
     return 1 if wrong else 130 if interrupted else 0
 
 
-def progress(selected: list[Case]) -> Iterable[Case]:
-    """A bar over the cases; quiet when stderr is no terminal."""
-    from tqdm import tqdm
-
-    tqdm.monitor_interval = 0  # its watching thread would disturb the measurement
-    return tqdm(selected, unit="case", disable=None, leave=False)
+def progress(selected: list[Case]) -> Iterator[Case]:
+    """The cases, with a bar over them; quiet when stderr is no terminal."""
+    with bar(len(selected), "case") as shown:
+        for case in selected:
+            yield case
+            shown.update()
 
 
 if __name__ == "__main__":

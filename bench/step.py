@@ -20,6 +20,7 @@ import numpy as np
 
 from bench import environment, recording, table, upstream
 from bench.paired import Clock, Incorrect, Rounds, measure, steady
+from bench.progress import bar
 from bench.recording import Step, TraceError
 from bench.replay import HELPERS, Replay, Work
 from bench.totals import Recorded, Row, Summary, as_json, over, summarise
@@ -226,17 +227,14 @@ def main(arguments: list[str] | None = None, ours: Any = None, settings: Setting
 @contextlib.contextmanager
 def progress_bar(traces: list[str], settings: Settings) -> Iterator[Callable[[list[Step]], Iterable[Step]]]:
     """Wraps the steps of each trace so that one bar advances over all of them; quiet when stderr is no terminal."""
-    from tqdm import tqdm
-
-    tqdm.monitor_interval = 0  # its watching thread would disturb the measurement
     steps = sum(len(range(0, sum(1 for _ in recording.steps(trace)), settings.stride)) for trace in traces)
-    with tqdm(total=steps, unit="step", disable=None, leave=False) as bar:
+    with bar(steps, "step") as shown:
 
         def wrap(steps: list[Step]) -> Iterator[Step]:
             for step in steps:
-                bar.set_description(step.trace, refresh=False)
+                shown.set_description(step.trace, refresh=False)
                 yield step
-                bar.update()
+                shown.update()
 
         yield wrap
 

@@ -1,6 +1,7 @@
 """The table of cases: each gives the right result on both sides, and each notices a helper that does not."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import sys
@@ -95,6 +96,21 @@ def test_a_case_notices_a_broken_helper_and_gives_no_number(case, monkeypatch):
     assert found.verdict is None
     assert found.error.startswith("INCORRECT: fastutils ")
     assert found.met == ""
+
+
+def test_huge_cases_are_built_less_often():
+    made = []
+    (case,) = [case for case in CASES if case.id == "copy_slice: 64 B, grad mode"]
+
+    def make(helpers):
+        made.append(helpers)
+        return case.make(helpers)
+
+    for builds, expected in ((1 << 10, TINY.builds), (1, 1)):
+        made.clear()
+        found = micro.run_case(dataclasses.replace(case, make=make, builds=builds), fastutils, TINY)
+        assert made == [upstream, fastutils] * expected
+        assert found.verdict is not None
 
 
 def test_ids_are_unique_and_helpers_are_public_names():

@@ -347,6 +347,13 @@ def test_the_bar_is_quiet_where_there_is_no_terminal(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_without_tqdm_there_is_no_bar_but_a_run(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with step.progress_bar(["mixed"], TINY) as progress:
+        assert len(list(progress(list(recording.steps("mixed"))[::60]))) == 5
+    assert "tqdm is not installed" in capsys.readouterr().err
+
+
 def test_the_bar_shows_how_far_it_is_on_a_terminal(monkeypatch):
     class Terminal(io.StringIO):
         def isatty(self):
