@@ -34,11 +34,6 @@ static int free_count;
 
 /* ---- the scope that does nothing ------------------------------------------------------------------------------ */
 
-static PyObject* refuse(const char* message) {
-  PyErr_SetString(PyExc_TypeError, message);
-  return NULL;
-}
-
 #ifdef Py_LIMITED_API
 static PyObject* null_scope_enter(PyObject* self, PyObject* ignored) {
   (void)ignored;
@@ -48,8 +43,7 @@ static PyObject* null_scope_enter(PyObject* self, PyObject* ignored) {
 }
 
 static PyObject* null_scope_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-  (void)self, (void)args;
-  if (count != 3) return refuse("a scope's __exit__() takes three arguments");
+  (void)self, (void)args, (void)count;
   Py_RETURN_NONE;
 }
 
@@ -57,6 +51,11 @@ static PyMethodDef null_scope_methods[] = {{"__enter__", null_scope_enter, METH_
                                            {"__exit__", FU_METHOD(null_scope_exit), METH_FASTCALL, NULL},
                                            {NULL, NULL, 0, NULL}};
 #else
+static PyObject* refuse(const char* message) {
+  PyErr_SetString(PyExc_TypeError, message);
+  return NULL;
+}
+
 /* A scope called is a scope entered. */
 static PyObject* null_scope_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   (void)args;
@@ -88,9 +87,8 @@ static PyObject* enter_call(PyObject* self, PyObject* const* args, size_t nargsf
 }
 
 static PyObject* exit_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
-  (void)self, (void)args;
-  Py_ssize_t count = PyVectorcall_NARGS(nargsf); /* four: called through the type */
-  if ((count != 3 && count != 4) || keywords != NULL) return refuse("a scope's __exit__() takes three arguments");
+  (void)self, (void)args, (void)nargsf;
+  if (keywords != NULL) return refuse("a scope's __exit__() takes no keyword arguments");
   Py_RETURN_NONE;
 }
 
