@@ -109,7 +109,8 @@ def finish():
 
 def records(folder):
     finish()
-    return [json.loads(line) for line in (folder / LOCAL_RECORD).read_text().splitlines()]
+    lines = (folder / LOCAL_RECORD).read_text().splitlines()
+    return sorted(map(json.loads, lines), key=lambda record: record["log_time"])
 
 
 def test_without_vllm_the_record_goes_to_a_local_file(folder):
