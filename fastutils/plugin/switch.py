@@ -1,0 +1,40 @@
+"""``FASTUTILS_VLLM``: everything, nothing, or the helpers that it names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from fastutils.plugin import versions
+
+VARIABLE = "FASTUTILS_VLLM"
+
+
+def wanted(text: str | None = None) -> frozenset[str]:
+    """The helpers that `text` (default: ``FASTUTILS_VLLM``) asks for.
+
+    Empty, unset, ``1`` or ``all``: all of them; ``0`` or ``off``: none; else names with commas or spaces between.
+    ValueError for a name that is no helper.
+    """
+    text = os.environ.get(VARIABLE, "") if text is None else text
+    words = text.replace(",", " ").split()
+    if not words or words in (["1"], ["all"]):
+        return frozenset(versions.FORMS)
+    if words in (["0"], ["off"]):
+        return frozenset()
+    return named(words, f"{VARIABLE}={text!r}")
+
+
+def named(names: Iterable[str], origin: str = "names") -> frozenset[str]:
+    """`names` and what goes with them. ValueError for a name that is no helper; `origin` says where it stood."""
+    chosen = set(names)
+    unknown = sorted(chosen - set(versions.FORMS))
+    if unknown:
+        raise ValueError(
+            f"{origin}: {', '.join(unknown)} is no helper of vllm.v1.utils that fastutils has; "
+            f"choose from {', '.join(versions.FORMS)}, or 0 for none"
+        )
+    for pair in versions.PAIRS:
+        if chosen.intersection(pair):
+            chosen.update(pair)
+    return frozenset(chosen)

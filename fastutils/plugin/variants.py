@@ -1,0 +1,117 @@
+"""Our helpers in the forms that different versions of vLLM want.
+
+A builder gets upstream's module and our object, and returns what is put in the place of upstream's object of the same
+name. It is called once per process, and only for a vLLM whose own form of the helper is known (see `versions`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def as_it_is(upstream: ModuleType, ours: Any) -> Any:
+    return ours
+
+
+def _named_as(upstream: ModuleType, ours: Any, made: Any) -> Any:
+    # Pickled by this name, it is found in processes that have the plugin and in those that do not.
+    made.__module__ = upstream.__name__
+    made.__name__ = made.__qualname__ = ours.__name__
+    made.__doc__ = ours.__doc__
+    return made
+
+
+def buffer(upstream: ModuleType, ours: Any) -> Any:
+    """CpuGpuBuffer with this vLLM's own answer to whether memory is pinned: it knows platforms that we do not."""
+    default = inspect.signature(upstream.CpuGpuBuffer).parameters["pin_memory"].default
+
+    class Buffer(ours):  # type: ignore[misc]
+        def __init__(
+            self,
+            *size: int | torch.SymInt,
+            dtype: torch.dtype,
+            device: torch.device,
+            pin_memory: bool = default,
+            with_numpy: bool = True,
+        ) -> None:
+            super().__init__(*size, dtype=dtype, device=device, pin_memory=pin_memory, with_numpy=with_numpy)
+
+    return _named_as(upstream, ours, Buffer)
+
+
+def buffer_that_stages(upstream: ModuleType, ours: Any) -> Any:
+    """The buffer of vLLM 0.30 and later: where memory is pinned, an unpinned ``cpu`` is copied by way of pinned memory.
+
+    Its rows may then be changed as soon as `copy_to_gpu` has returned.
+    """
+    plain: Any = buffer(upstream, ours)
+    if not upstream.PIN_MEMORY:
+        return plain
+
+    class StagingBuffer(plain):  # type: ignore[misc]
+        def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
+            cpu = self.cpu
+            if cpu.is_pinned():
+                return super().copy_to_gpu(n)  # type: ignore[no-any-return]
+            gpu = self.gpu
+            if n is not None:
+                cpu, gpu = cpu[:n], gpu[:n]
+            return gpu.copy_(cpu.pin_memory(), non_blocking=True)  # type: ignore[no-any-return]
+
+    StagingBuffer.copy_to_gpu.__doc__ = ours.copy_to_gpu.__doc__
+    return _named_as(upstream, ours, StagingBuffer)
+
+
+def worker_by_name(upstream: ModuleType, ours: Any) -> Any:
+    """The manager whose default worker is whatever ``vllm.v1.utils.run_api_server_worker_proc`` is at that moment."""
+
+    class Manager(ours):  # type: ignore[misc]
+        def __init__(
+            self,
+            listen_address: str,
+            sock: Any,
+            args: argparse.Namespace,
+            num_servers: int,
+            input_addresses: list[str],
+            output_addresses: list[str],
+            target_server_fn: Callable[..., Any] | None = None,
+            stats_update_address: str | None = None,
+            tensor_queue: Any | None = None,
+        ) -> None:
+            super().__init__(
+                listen_address,
+                sock,
+                args,
+                num_servers,
+                input_addresses,
+                output_addresses,
+                target_server_fn or upstream.run_api_server_worker_proc,
+                stats_update_address,
+                tensor_queue,
+            )
+
+    return _named_as(upstream, ours, Manager)
+
+
+def with_encoder_counts(upstream: ModuleType, ours: Any) -> Any:
+    from fastutils.plugin import encoder_counts
+
+    made = getattr(encoder_counts, ours.__name__)
+    made.__module__ = upstream.__name__
+    return made
+
+
+VARIANTS: dict[str, Callable[[ModuleType, Any], Any]] = {
+    "as it is": as_it_is,
+    "buffer": buffer,
+    "buffer that stages": buffer_that_stages,
+    "worker by name": worker_by_name,
+    "encoder counts": with_encoder_counts,
+}

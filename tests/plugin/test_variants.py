@@ -1,0 +1,240 @@
+"""Our helpers in the forms that other versions of vLLM want."""
+
+import argparse
+import pickle
+import types
+
+import fake_vllm
+import pytest
+from implementations import load
+
+import fastutils
+from fastutils import plugin
+from fastutils.plugin import encoder_counts, variants
+
+torch = pytest.importorskip("torch")
+CPU = torch.device("cpu")
+
+WITH_ENCODERS = fake_vllm.UTILS.replace(
+    "    num_generation_tokens: int\n",
+    "    num_generation_tokens: int\n    num_encoder_inputs: int = 0\n    num_encoder_output_tokens: int = 0\n",
+)
+
+
+def a_step(encoders):
+    return types.SimpleNamespace(
+        num_scheduled_tokens={"new": 7, "old": 1, "chunk": 5},
+        scheduled_new_reqs=[types.SimpleNamespace(req_id="new")],
+        scheduled_cached_reqs=types.SimpleNamespace(is_context_phase=lambda req_id: req_id == "chunk"),
+        scheduled_encoder_input_stats=encoders,
+    )
+
+
+@pytest.mark.parametrize(
+    ("encoders", "wanted"),
+    [(None, (0, 0)), (types.SimpleNamespace(num_inputs=3, output_tokens=99), (3, 99))],
+)
+def test_encoder_counts(encoders, wanted, form, monkeypatch):
+    monkeypatch.setattr(encoder_counts, "_counts", load("compute_iteration_details", form))
+    details = encoder_counts.compute_iteration_details(a_step(encoders))
+    assert details == encoder_counts.IterationDetails(2, 12, 1, 1, *wanted)
+
+
+def test_encoder_counts_need_the_attribute():
+    step = a_step(None)
+    del step.scheduled_encoder_input_stats
+    with pytest.raises(AttributeError, match="scheduled_encoder_input_stats"):
+        encoder_counts.compute_iteration_details(step)
+
+
+def test_details_with_encoders_have_defaults_and_upstreams_repr():
+    gap = " " * 18
+    assert repr(encoder_counts.IterationDetails(1, 2, 3, 4)) == (
+        f"IterationDetails(num_ctx_requests=1,{' ' * 17}num_ctx_tokens=2,{gap}num_generation_requests=3,"
+        f"{gap}num_generation_tokens=4,{gap}num_encoder_inputs=0,{gap}num_encoder_output_tokens=0)"
+    )
+
+
+def test_details_are_pickled_by_upstreams_name(vllm_tree):
+    utils = vllm_tree("0.32.0", WITH_ENCODERS)("utils")
+    plugin.install()
+    details = utils.compute_iteration_details(a_step(None))
+    assert type(details) is utils.IterationDetails
+    pickled = pickle.dumps(details)
+    assert pickle.loads(pickled) == details
+    plugin.uninstall()
+    assert type(pickle.loads(pickled)) is utils.IterationDetails
+
+
+@pytest.mark.parametrize("pinned_here", [True, False])
+def test_a_buffer_takes_vllms_answer_about_pinning(pinned_here, monkeypatch):
+    asked = []
+
+    class Recorder:
+        def __init__(self, *size, dtype, device, pin_memory, with_numpy):
+            asked.append(pin_memory)
+
+    class Upstream:
+        def __init__(self, *size, dtype, device, pin_memory=pinned_here, with_numpy=True):
+            pass
+
+    upstream = types.SimpleNamespace(__name__="vllm.v1.utils", CpuGpuBuffer=Upstream)
+    Recorder.__name__ = "CpuGpuBuffer"
+    made = variants.buffer(upstream, Recorder)
+    made(1, dtype=torch.int8, device=CPU)
+    made(1, dtype=torch.int8, device=CPU, pin_memory=not pinned_here)
+    assert asked == [pinned_here, not pinned_here]
+    assert (made.__module__, made.__qualname__) == ("vllm.v1.utils", "CpuGpuBuffer")
+
+
+def test_a_buffer_is_documented_and_works():
+    upstream = types.SimpleNamespace(__name__="vllm.v1.utils", CpuGpuBuffer=fastutils.CpuGpuBuffer, PIN_MEMORY=False)
+    made = variants.buffer_that_stages(upstream, fastutils.CpuGpuBuffer)
+    assert made.__doc__ == fastutils.CpuGpuBuffer.__doc__
+    # Without pinning there is nothing to stage, and so no Python between the caller and the compiled copy.
+    assert made.copy_to_gpu is fastutils.CpuGpuBuffer.copy_to_gpu
+    buffer = made(3, 2, dtype=torch.int32, device=CPU)
+    buffer.np[:] = [[1, 2], [3, 4], [5, 6]]
+    assert buffer.copy_to_gpu(2).tolist() == [[1, 2], [3, 4]]
+    assert buffer.copy_to_gpu() is buffer.gpu
+
+
+class FakeTensorOfHost:
+    """Knows whether it is pinned; `pin_memory` of an unpinned one gives a copy that is."""
+
+    def __init__(self, rows, pinned):
+        self.rows, self.pinned = rows, pinned
+
+    def is_pinned(self):
+        return self.pinned
+
+    def pin_memory(self):
+        return FakeTensorOfHost(list(self.rows), True)
+
+    def __getitem__(self, item):
+        return FakeTensorOfHost(self.rows[item], self.pinned)
+
+
+class FakeTensorOfDevice:
+    def __init__(self):
+        self.got = []
+
+    def __getitem__(self, item):
+        assert item == slice(None, 2)
+        return self
+
+    def copy_(self, source, non_blocking):
+        assert non_blocking is True
+        self.got.append(source)
+        return self
+
+
+@pytest.mark.parametrize("n", [None, 2])
+@pytest.mark.parametrize("pinned", [True, False])
+def test_where_memory_is_pinned_an_unpinned_buffer_is_staged(n, pinned):
+    plain_copies = []
+
+    class Ours:
+        """Ours."""
+
+        def __init__(self, *size, dtype, device, pin_memory, with_numpy):
+            self.cpu = FakeTensorOfHost([1, 2, 3], pinned)
+            self.gpu = FakeTensorOfDevice()
+
+        def copy_to_gpu(self, n=None):
+            plain_copies.append(n)
+            return self.gpu
+
+    Ours.__name__ = "CpuGpuBuffer"
+    upstream = types.SimpleNamespace(__name__="vllm.v1.utils", CpuGpuBuffer=fastutils.CpuGpuBuffer, PIN_MEMORY=True)
+    buffer = variants.buffer_that_stages(upstream, Ours)(3, dtype=torch.int8, device=CPU, pin_memory=False)
+    assert buffer.copy_to_gpu(n) is buffer.gpu
+    if pinned:
+        assert (plain_copies, buffer.gpu.got) == ([n], [])
+    else:
+        assert plain_copies == []
+        (source,) = buffer.gpu.got
+        assert source.pinned
+        assert source.rows == ([1, 2, 3] if n is None else [1, 2])
+        # The rows may be overwritten now.
+        assert source.rows is not buffer.cpu.rows
+
+
+# The hooks that vLLM's own tests use.
+
+
+class Started:
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+
+@pytest.fixture
+def manager_class(vllm_tree, monkeypatch):
+    """The manager that the plugin puts into the fake vLLM, and the module; it starts nothing but records."""
+    utils = vllm_tree()("utils")
+    ours = fastutils.APIServerProcessManager
+    monkeypatch.setattr(ours, "__init__", lambda self, *arguments: setattr(self, "given", arguments))
+    plugin.install()
+    assert issubclass(utils.APIServerProcessManager, ours)
+    return utils.APIServerProcessManager, utils
+
+
+def test_a_patched_worker_is_seen_at_call_time(manager_class, monkeypatch):
+    manager, utils = manager_class
+    assert manager("a", None, None, 1, ["i"], ["o"]).given[6] is fastutils.run_api_server_worker_proc
+
+    def patched():
+        pass
+
+    monkeypatch.setattr(utils, "run_api_server_worker_proc", patched)
+    assert manager("a", None, None, 1, ["i"], ["o"]).given == ("a", None, None, 1, ["i"], ["o"], patched, None, None)
+
+
+def test_a_given_worker_goes_first(manager_class):
+    manager, _ = manager_class
+
+    def own():
+        pass
+
+    given = manager("a", "s", "n", 1, ["i"], ["o"], target_server_fn=own, stats_update_address="u", tensor_queue="q")
+    assert given.given == ("a", "s", "n", 1, ["i"], ["o"], own, "u", "q")
+
+
+def test_a_patched_logger_is_seen_at_call_time(vllm_tree, monkeypatch):
+    utils = vllm_tree()("utils")
+    plugin.install()
+    said = []
+    monkeypatch.setattr(
+        utils,
+        "logger",
+        types.SimpleNamespace(info=lambda text, *values: said.append(text % values), exception=None, debug=None),
+    )
+    utils.wait_for_completion_or_failure(types.SimpleNamespace(processes=[]))
+    assert said == ["Waiting for API servers to complete ..."]
+
+
+def test_without_the_plugin_our_own_logger_serves(vllm_tree, caplog):
+    vllm_tree()("utils")
+    plugin.install()
+    plugin.uninstall()
+    caplog.set_level("INFO")
+    fastutils.wait_for_completion_or_failure(types.SimpleNamespace(processes=[]))
+    assert [record.name for record in caplog.records] == ["fastutils.processes.supervision"]
+
+
+def test_a_patched_popen_is_seen_at_call_time(vllm_tree, monkeypatch):
+    import subprocess
+
+    utils = vllm_tree()("utils")
+    plugin.install()
+    commands = []
+
+    def popen(command, **options):
+        commands.append(command)
+        raise FileNotFoundError(2, "No such file", command[0])
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    sock = types.SimpleNamespace(fileno=lambda: 7)
+    with pytest.raises(FileNotFoundError):
+        utils.RustFrontendProcessManager("vllm-rs", sock, argparse.Namespace(), "in", "out", 0, 1)
+    assert commands[0][:4] == ["vllm-rs", "frontend", "--listen-fd", "7"]
