@@ -56,8 +56,10 @@ cdef inline bint is_tensor(PyObject* thing) noexcept:
     return thing != NULL and Py_TYPE(thing) == Tensor  # a subclass may change what any operator means
 
 
-cdef inline object torch_copy(object from_tensor, object to_tensor, object length):
-    return to_tensor[:length].copy_(from_tensor[:length], non_blocking=True)
+cdef object torch_copy(object from_tensor, object to_tensor, object length):
+    cdef object rows = slice(None, length)  # what Cython makes of [:length] words some errors in its own way
+    copy_ = to_tensor[rows].copy_  # first, as in Python: Cython would look it up after evaluating the argument
+    return copy_(from_tensor[rows], non_blocking=True)
 
 
 def copy_slice(from_tensor, to_tensor, length):
@@ -150,6 +152,15 @@ cdef int copy_between(PyObject* source, PyObject* target, PyObject** view_slot, 
         Py_DECREF(target)
 
 
+cdef object torch_buffer_copy(object buffer, str source, str target, object n):
+    if n is not None:
+        rows = slice(None, n)
+        copy_ = getattr(buffer, target)[rows].copy_
+        return copy_(getattr(buffer, source)[rows], non_blocking=True)
+    copy_ = getattr(buffer, target).copy_
+    return copy_(getattr(buffer, source), non_blocking=True)
+
+
 cdef class BufferCopies:
     """The compiled part of CpuGpuBuffer: its three attributes and its two copies."""
 
@@ -194,9 +205,7 @@ cdef class BufferCopies:
             host_slot(<void*>self)[0], device_slot(<void*>self)[0], device_view_slot(<void*>self), n, &result
         ) != FU_FALLBACK:
             return stolen(result)
-        if n is None:
-            return getattr(self, "gpu").copy_(getattr(self, "cpu"), non_blocking=True)
-        return getattr(self, "gpu")[:n].copy_(getattr(self, "cpu")[:n], non_blocking=True)
+        return torch_buffer_copy(self, "cpu", "gpu", n)
 
     def copy_to_cpu(self, n=None):
         """Copy all rows, or the first `n`, from ``gpu`` to ``cpu`` without blocking.
@@ -209,9 +218,7 @@ cdef class BufferCopies:
             device_slot(<void*>self)[0], host_slot(<void*>self)[0], host_view_slot(<void*>self), n, &result
         ) != FU_FALLBACK:
             return stolen(result)
-        if n is None:
-            return getattr(self, "cpu").copy_(getattr(self, "gpu"), non_blocking=True)
-        return getattr(self, "cpu")[:n].copy_(getattr(self, "gpu")[:n], non_blocking=True)
+        return torch_buffer_copy(self, "gpu", "cpu", n)
 
 
 cdef extern from *:

@@ -41,13 +41,20 @@ cdef class TensorBytes:
         if self.bytes.storage != NULL:
             bridge.release_storage(self.bytes.storage)
 
+    cdef int must_hold(self) except -1:
+        if self.bytes.storage == NULL:
+            raise BufferError("no bytes: only tensor_data() makes an object that has some")
+        return 0
+
     def __getbuffer__(self, Py_buffer* view, int flags):
+        self.must_hold()
         PyBuffer_FillInfo(view, self, self.bytes.data, <Py_ssize_t>self.bytes.size, 0, flags)
 
     @property
     def base(self):
         """A `torch.Tensor` of unsigned bytes over the same memory, made afresh on every access."""
         cdef void* tensor = NULL
+        self.must_hold()
         if bridge.wrap_bytes(&self.bytes, &tensor) != FU_DONE:
             raise MemoryError("no tensor could be made over these bytes")
         return stolen(tensor)
