@@ -39,19 +39,10 @@ static inline int fu_small_int(PyObject* object, Py_ssize_t* value) {
   *value = PyUnstable_Long_CompactValue((PyLongObject*)object);
   return PyUnstable_Long_IsCompact((PyLongObject*)object);
 #else
-  switch (Py_SIZE(object)) {
-    case 1:
-      *value = (Py_ssize_t)((PyLongObject*)object)->ob_digit[0];
-      return 1;
-    case 0:
-      *value = 0;
-      return 1;
-    case -1:
-      *value = -(Py_ssize_t)((PyLongObject*)object)->ob_digit[0];
-      return 1;
-    default:
-      return 0;
-  }
+  const Py_ssize_t size = Py_SIZE(object); /* with the sign; there is a digit even in a zero */
+  if (size < -1 || size > 1) return 0;
+  *value = size * (Py_ssize_t)((PyLongObject*)object)->ob_digit[0];
+  return 1;
 #endif
 }
 

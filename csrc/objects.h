@@ -53,26 +53,26 @@ static inline PyObject* fu_code_of(PyObject* function) {
 #endif
 }
 
-/* [each.name for each in list] for an exact list. An attribute may run any code: RuntimeError if the list got another
- * length meanwhile. */
+/* [each.name for each in list] for an exact list, which may change meanwhile: an attribute may run any code. */
 static inline PyObject* fu_attribute_of_each(PyObject* list, PyObject* name) {
-  const Py_ssize_t size = PyList_Size(list);
-  PyObject* result = PyList_New(size);
-  for (Py_ssize_t i = 0; result != NULL && i < size; i++) {
-    PyObject *each = i < FU_LIST_SIZE(list) ? FU_LIST_ITEM(list, i) : NULL, *value = NULL;
-    if (each != NULL) {
-      Py_INCREF(each);
-      value = PyObject_GetAttr(each, name);
-      Py_DECREF(each);
-    } else {
-      PyErr_SetString(PyExc_RuntimeError, "list changed size during iteration");
+  const Py_ssize_t room = PyList_Size(list);
+  PyObject* result = PyList_New(room);
+  Py_ssize_t i = 0;
+  for (; result != NULL && i < FU_LIST_SIZE(list); i++) {
+    PyObject* each = FU_LIST_ITEM(list, i);
+    Py_INCREF(each);
+    PyObject* value = PyObject_GetAttr(each, name);
+    Py_DECREF(each);
+    int failed = value == NULL;
+    if (value != NULL && i < room) {
+      failed = PyList_SetItem(result, i, value) < 0; /* takes the reference */
+    } else if (value != NULL) {
+      failed = PyList_Append(result, value) < 0;
+      Py_DECREF(value);
     }
-    if (value == NULL || PyList_SetItem(result, i, value) < 0) Py_CLEAR(result);
+    if (failed) Py_CLEAR(result);
   }
-  if (result != NULL && PyList_Size(list) != size) {
-    Py_CLEAR(result);
-    PyErr_SetString(PyExc_RuntimeError, "list changed size during iteration");
-  }
+  if (result != NULL && i < room && PyList_SetSlice(result, i, room, NULL) < 0) Py_CLEAR(result);
   return result;
 }
 

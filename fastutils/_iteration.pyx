@@ -4,9 +4,11 @@
 
 from cpython.object cimport PyObject
 
+from functools import cached_property
+
 from fastutils import _phases
 from fastutils.iteration import IterationDetails
-from fastutils.iteration import compute_iteration_details as in_python
+from fastutils.iteration import _ask as ask_in_python
 
 
 cdef extern from "Python.h":
@@ -91,10 +93,7 @@ cdef bint in_any_order(dict tokens, list req_ids, list outputs, list new_ids, Co
             context.add(<object>list_item(req_ids, i))
         elif context:
             context.discard(<object>list_item(req_ids, i))  # a repeated id counts by its last entry
-    for i in range(list_size(new_ids)):
-        if not is_exact_str(list_item(new_ids, i)):
-            return False
-        context.add(<object>list_item(new_ids, i))
+    context.update(new_ids)
     while PyDict_Next(tokens, &position, &key, &value):
         if not small_int(value, &num_tokens) or not is_exact_str(key):
             return False
@@ -110,18 +109,14 @@ cdef bint in_any_order(dict tokens, list req_ids, list outputs, list new_ids, Co
 
 cdef bint by_map(dict tokens, dict outputs_of, list new_ids, Counts* counts) except -1:
     """Count by the map that somebody has already made of the cached requests: it is what counts then, not the lists."""
-    cdef Py_ssize_t i, position = 0, num_tokens, num_outputs
+    cdef Py_ssize_t position = 0, num_tokens, num_outputs
     cdef Py_ssize_t all_tokens = 0, ctx_requests = 0, ctx_tokens = 0
     cdef PyObject* key
     cdef PyObject* value
-    cdef set new = set()
+    cdef set new = set(new_ids)
     while PyDict_Next(outputs_of, &position, &key, &value):
         if not is_exact_str(key):
             return False
-    for i in range(list_size(new_ids)):
-        if not is_exact_str(list_item(new_ids, i)):
-            return False
-        new.add(<object>list_item(new_ids, i))
     position = 0
     while PyDict_Next(tokens, &position, &key, &value):
         if not small_int(value, &num_tokens) or not is_exact_str(key):
@@ -157,13 +152,15 @@ cdef bint asks_only_the_lists(object cached) except -1:
     cdef PyObject* code = code_of(phase) if phase != NULL else NULL
     try:
         if code == NULL or mapping == NULL or not has_plain_attributes(cached):
-            return False
+            return False  # the method is no Python function, or there is more to finding it
         if (
             phase == <PyObject*>judged_phase
             and code == <PyObject*>judged_code
             and mapping == <PyObject*>judged_map
         ):
             return judged_well
+        if type(<object>mapping) is not cached_property:
+            return False
         return judge(phase, code, mapping)
     finally:
         Py_XDECREF(phase)
@@ -171,48 +168,53 @@ cdef bint asks_only_the_lists(object cached) except -1:
         Py_XDECREF(code)
 
 
-# How to go on: the counts are complete; ask for every request; or something is unusual, leave all to the Python form.
-cdef enum:
-    COUNTED, ASK, UNUSUAL
-
-
-cdef int look(object scheduler_output, list requests, dict tokens, Counts* counts) except -1:
-    cdef list req_ids, outputs, new_ids
-    # All of the ids first: their requests may be of any class, and nothing may change the dict that is walked later.
-    new_ids = attribute_of_each(requests, "req_id") if requests else requests
-    cached = scheduler_output.scheduled_cached_reqs
+cdef bint count_plain(object cached, dict tokens, list new_ids, Counts* counts) except -1:
+    """Count if ``is_context_phase`` is of a recognised class and all it asks is built-in and plain. Else False."""
+    cdef list req_ids, outputs
     if not asks_only_the_lists(cached):
-        return ASK
+        return False
     attributes = PyObject_GenericGetDict(cached, NULL)
     if "is_context_phase" in <dict>attributes:
-        return ASK
+        return False
     if "_req_id_to_num_output_tokens" in <dict>attributes:
         made = (<dict>attributes)["_req_id_to_num_output_tokens"]
-        return COUNTED if type(made) is dict and by_map(tokens, made, new_ids, counts) else ASK
+        return type(made) is dict and by_map(tokens, made, new_ids, counts)
     given_ids, given_outputs = cached.req_ids, cached.num_output_tokens
     if type(given_ids) is not list or type(given_outputs) is not list:
-        return ASK
+        return False
     req_ids, outputs = given_ids, given_outputs
     if list_size(req_ids) != list_size(outputs):
-        return ASK
-    if in_step(tokens, req_ids, outputs, new_ids, counts):
-        return COUNTED
-    return COUNTED if in_any_order(tokens, req_ids, outputs, new_ids, counts) else ASK
+        return False
+    return in_step(tokens, req_ids, outputs, new_ids, counts) or in_any_order(tokens, req_ids, outputs, new_ids, counts)
 
 
-cdef object ask(object scheduler_output, list requests, dict tokens):
-    """Ask ``is_context_phase`` for every request, in the order and as often as the Python form does."""
+cdef object ask(object scheduler_output, object cached, set new_req_ids, dict tokens):
+    """Ask ``is_context_phase`` for every request, as the Python form does.
+
+    `cached` is the output's ``scheduled_cached_reqs`` as read for the first request.
+    """
     cdef Py_ssize_t num_ctx_requests = 0, num_generation_requests = 0
     num_ctx_tokens = num_generation_tokens = 0
-    new_req_ids = {request.req_id for request in requests}
     for req_id, num_tokens in tokens.items():
-        if scheduler_output.scheduled_cached_reqs.is_context_phase(req_id) or req_id in new_req_ids:
+        if cached is None:
+            cached = scheduler_output.scheduled_cached_reqs
+        context = cached.is_context_phase(req_id)
+        cached = None
+        if context or req_id in new_req_ids:
             num_ctx_requests += 1
             num_ctx_tokens += num_tokens
         else:
             num_generation_requests += 1
             num_generation_tokens += num_tokens
     return IterationDetails(num_ctx_requests, num_ctx_tokens, num_generation_requests, num_generation_tokens)
+
+
+cdef inline bint all_are_str(list ids) noexcept:
+    cdef Py_ssize_t i
+    for i in range(list_size(ids)):
+        if not is_exact_str(list_item(ids, i)):
+            return False
+    return True
 
 
 cdef tuple no_arguments = ()
@@ -229,19 +231,20 @@ def compute_iteration_details(scheduler_output):
     Upstream: ``vllm.v1.utils.compute_iteration_details``.
     """
     cdef Counts counts
-    cdef int next_step = UNUSUAL
-    requests = tokens = None
-    try:
-        requests = scheduler_output.scheduled_new_reqs
-        tokens = scheduler_output.num_scheduled_tokens
-        if type(requests) is list and type(tokens) is dict and <dict>tokens:
-            next_step = look(scheduler_output, requests, tokens, &counts)
-    except Exception:
-        next_step = UNUSUAL  # the Python form meets it again, and raises it where it should be raised
-    if next_step == ASK:
-        return ask(scheduler_output, requests, tokens)
-    if next_step == UNUSUAL:
-        return in_python(scheduler_output)
+    cdef list new_ids
+    cdef set new_req_ids = None
+    # Everything is read in the order of the Python form, so whatever raises does it at the same place. New ids come
+    # first; their requests may be of any class, and nothing may change the dict while it is walked.
+    requests = scheduler_output.scheduled_new_reqs
+    new_ids = attribute_of_each(requests, "req_id") if type(requests) is list else [new.req_id for new in requests]
+    if not all_are_str(new_ids):
+        new_req_ids = set(new_ids)  # may run any code
+    tokens = scheduler_output.num_scheduled_tokens
+    if type(tokens) is not dict or not <dict>tokens:
+        return ask_in_python(scheduler_output, set(new_ids) if new_req_ids is None else new_req_ids, tokens)
+    cached = scheduler_output.scheduled_cached_reqs
+    if new_req_ids is not None or not count_plain(cached, tokens, new_ids, &counts):
+        return ask(scheduler_output, cached, set(new_ids) if new_req_ids is None else new_req_ids, tokens)
     details = new_instance(IterationDetails, no_arguments)
     PyObject_GenericSetAttr(details, "num_ctx_requests", counts.ctx_requests)
     PyObject_GenericSetAttr(details, "num_ctx_tokens", counts.ctx_tokens)

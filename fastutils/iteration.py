@@ -36,12 +36,16 @@ def compute_iteration_details(scheduler_output: Any) -> IterationDetails:
 
     Upstream: ``vllm.v1.utils.compute_iteration_details``.
     """
+    new_req_ids = {request.req_id for request in scheduler_output.scheduled_new_reqs}
+    return _ask(scheduler_output, new_req_ids, scheduler_output.num_scheduled_tokens)
+
+
+def _ask(scheduler_output: Any, new_req_ids: set[Any], num_scheduled_tokens: Any) -> IterationDetails:
     num_ctx_requests = 0
     num_ctx_tokens = 0
     num_generation_requests = 0
     num_generation_tokens = 0
-    new_req_ids = {request.req_id for request in scheduler_output.scheduled_new_reqs}
-    for req_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
+    for req_id, num_tokens in num_scheduled_tokens.items():
         if scheduler_output.scheduled_cached_reqs.is_context_phase(req_id) or req_id in new_req_ids:
             num_ctx_requests += 1
             num_ctx_tokens += num_tokens
