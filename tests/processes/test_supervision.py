@@ -282,6 +282,7 @@ def test_a_stopped_process_ends(processes):
     process.start()
     processes.append(process)
     os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     shutdown([process], 0.05)
     assert process.exitcode == -9
 
