@@ -160,17 +160,22 @@ class EndWatch:
     def _already_ended(self) -> list[tuple[ProcessLike, int | None]]:
         ended: list[tuple[ProcessLike, int | None]] = []
         for position, process in list(self._processes.items()):
-            if process.exitcode is not None:
-                ended.append((process, process.exitcode))
+            code = process.exitcode
+            if code is not None:
+                ended.append((process, code))
                 self._drop(position)
+            elif position in self._silent:  # nothing else would tell that its status was collected elsewhere
+                self._collect(position, ended)
         return ended
 
     def _collect(self, position: int, ended: list[tuple[ProcessLike, int | None]]) -> None:
         process = self._processes[position]
-        code = settled_exit_code(process)
+        code = settled_exit_code(process, 0.0 if position in self._silent else SETTLE_S)
         if code is None and position not in self._descriptors and process.pid and _host.is_running(process.pid):
             self._silent.add(position)  # it only closed the other end of its sentinel
             return
+        if code is None and position in self._silent:  # it may have ended since the first look
+            code = settled_exit_code(process)
         ended.append((process, code))
         self._drop(position)
 

@@ -152,6 +152,21 @@ class LateWatch(death_pipe.WatchedTarget):
         super().__call__()
 
 
+class NotesTheWatch:
+    """Unpickles to whether the parent was being watched at that moment."""
+
+    def __reduce__(self):
+        return _is_watched, ()
+
+
+def _is_watched():
+    return any(thread.name == "fastutils-parent-watch" for thread in threading.enumerate())
+
+
+def report_whether_watched(listen_address, sock, args, client_config):
+    _report(client_config, output_address=f"watched before loading: {args}")
+
+
 class Unloadable:
     """Can be pickled; unpickling it fails."""
 

@@ -300,6 +300,11 @@ def test_an_argument_that_fails_in_the_child_is_told_apart_by_its_exit_code(star
     assert "LookupError: not on this side" in capfd.readouterr().err
 
 
+def test_the_parent_is_watched_before_anything_of_the_callers_is_loaded(started):
+    manager = started(programs.report_whether_watched, args=programs.NotesTheWatch())
+    assert manager.gather_actual_addresses(30)[1] == ["watched before loading: True"]
+
+
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import fastutils
 PARENT = """
 import os, sys, threading, weakref
 {first}
+from multiprocessing import resource_tracker
 sys.path.insert(0, {folder!r})
 import server_programs as programs
 from fastutils import APIServerProcessManager
@@ -23,7 +24,8 @@ if __name__ == "__main__":
     {before}
     manager = APIServerProcessManager("", None, None, 2, ["a", "b"], ["c", "d"], target_server_fn=programs.{program})
     {gather}
-    print(*[process.pid for process in manager.processes], flush=True)
+    # Multiprocessing's own helper ends with its parent too, but not at once.
+    print(resource_tracker._resource_tracker._pid, *[process.pid for process in manager.processes], flush=True)
     {after}
 """
 
@@ -52,9 +54,10 @@ def run_parent(tmp_path):
         parents.append(parent)
         line = parent.stdout.readline()
         assert line, "the parent failed to start its servers"
-        servers = [psutil.Process(int(pid)) for pid in line.split()]
-        started.extend(servers)
-        return parent, servers
+        for pid in line.split():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                started.append(psutil.Process(int(pid)))
+        return parent, [process for process in started if str(process.pid) in line.split()[1:]]
 
     yield run
     for process in started:
@@ -63,6 +66,7 @@ def run_parent(tmp_path):
     for parent in parents:
         parent.stdout.close()
         parent.wait()
+    assert all_end([process for process in started if process not in parents])
 
 
 @pytest.mark.parametrize("program", ["report_and_wait", "report_and_ignore_sigterm"])

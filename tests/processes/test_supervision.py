@@ -145,8 +145,8 @@ def test_an_exit_code_collected_by_somebody_else_is_no_success(processes):
     process._popen.returncode = 0  # or multiprocessing keeps it among its children for ever
 
 
-@pytest.mark.usefixtures("announcement")
-def test_a_process_that_closes_its_sentinel_is_watched_on(processes):
+def start_closing_everything(processes):
+    """A running process that has closed all its descriptors, the other end of its sentinel among them."""
     ready, tell = FORK.Pipe(duplex=False)
 
     def close_all_but(keep):
@@ -161,10 +161,27 @@ def test_a_process_that_closes_its_sentinel_is_watched_on(processes):
     tell.close()
     os.read(ready.fileno(), 1)
     ready.close()
+    return process
+
+
+@pytest.mark.usefixtures("announcement")
+def test_a_process_that_closes_its_sentinel_is_watched_on(processes):
+    process = start_closing_everything(processes)
     with EndWatch([process]) as watch:
         assert watch.wait(timeout=0) == ([], [])
         process.kill()
         assert watch.wait() == ([(process, -9)], [])
+
+
+@pytest.mark.usefixtures("announcement")
+def test_even_if_its_exit_code_is_collected_elsewhere(processes):
+    process = start_closing_everything(processes)
+    with EndWatch([process]) as watch:
+        assert watch.wait(timeout=0) == ([], [])
+        process.kill()
+        os.waitpid(process.pid, 0)
+        assert watch.wait(timeout=60) == ([(process, None)], [])
+    process._popen.returncode = -9
 
 
 def test_an_interrupt_is_quiet(processes, caplog):
