@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*) $(wildcard fastutils/*.pyx fastutils/*/*.pyx)
 
-.PHONY: test bench lint format build test-dist clean
+.PHONY: test bench lint format build test-dist test-fakecuda clean
 
 test: build
 	FASTUTILS_REQUIRE_EXTENSIONS=1 $(BIN)/python -m pytest
@@ -26,6 +26,16 @@ format: build
 # The wheel and the source distribution, each installed into an environment of its own and tested outside the checkout.
 test-dist: build
 	scripts/test-dist.sh $(BIN)/python
+
+# Device copies without a GPU: a CUDA build of torch (5.5 GB) on a stand-in runtime.
+test-fakecuda: .venv-fakecuda/.ready
+	scripts/test-fakecuda.sh .venv-fakecuda/bin/python
+
+.venv-fakecuda/.ready: tests/fakecuda/requirements.txt scripts/choose-python.sh
+	python=$$(scripts/choose-python.sh) && "$$python" -m venv .venv-fakecuda
+	.venv-fakecuda/bin/python -m pip install -q --upgrade pip
+	.venv-fakecuda/bin/python -m pip install -q -r tests/fakecuda/requirements.txt
+	touch $@
 
 build: $(VENV)/.built
 

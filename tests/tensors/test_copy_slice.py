@@ -275,7 +275,7 @@ def test_autograd_flows_through_the_source(copy_slice):
     assert source.grad.tolist() == [1, 2, 3, 0]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_forward_gradients_flow(copy_slice):
     with torch.autograd.forward_ad.dual_level():
         for make in (
@@ -371,7 +371,7 @@ def test_functional_tensors(copy_slice):
     assert torch.equal(torch._from_functional_tensor(target)[:2], numbers(4)[:2])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore::torch.jit.TracerWarning")
 def test_jit_trace_records_the_copy(copy_slice):
     traced = torch.jit.trace(lambda source, target: copy_slice(source, target, 2), (numbers(4), torch.zeros(4)))
     assert "aten::copy_" in str(traced.graph)

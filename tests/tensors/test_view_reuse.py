@@ -98,7 +98,7 @@ def _forget():
     KEPT.clear()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("change", CHANGES)
 def test_after_any_change_the_next_view_is_as_good_as_fresh(Buffer, change):
     def change_one(view):
