@@ -2,8 +2,9 @@
 
     python tests/fakecuda/build.py OUT_DIR
 
-Needs a CUDA build of torch and CUDA's runtime headers: those that triton ships beside torch, or of ``CUDA_HOME``. Prints the LD_PRELOAD value to use. Every runtime function that torch's libraries import and runtime.cpp
-does not define gets one that fails with cudaErrorNotSupported.
+Needs a CUDA build of torch and CUDA's runtime headers: those that triton ships beside torch, or those of
+``CUDA_HOME``. Prints the LD_PRELOAD value to use. Every runtime function that torch's libraries import and
+runtime.cpp does not define gets one that fails with cudaErrorNotSupported.
 """
 
 import os
@@ -52,12 +53,12 @@ def main(out: Path) -> None:
     (out / "versions.map").write_text(f"{SONAME} {{ global: *; }};\n")
     compiler, cxx = os.environ.get("CC", "cc"), os.environ.get("CXX", "c++")
     shared = ["-O1", "-g", "-fPIC", "-shared"]
+    named = [f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={out / 'versions.map'}"]
+    sources = [HERE / "runtime.cpp", out / "refused.o"]
     subprocess.run([compiler, "-O1", "-fPIC", "-c", out / "refused.c", "-o", out / "refused.o"], check=True)
     runtime, driver = out / SONAME, out / "libcuda.so.1"
     subprocess.run(
-        [cxx, "-std=c++17", *shared, f"-I{cuda_headers(packages)}", f"-Wl,-soname,{SONAME}"]
-        + [f"-Wl,--version-script={out / 'versions.map'}", HERE / "runtime.cpp", out / "refused.o", "-o", runtime],
-        check=True,
+        [cxx, "-std=c++17", *shared, f"-I{cuda_headers(packages)}", *named, *sources, "-o", runtime], check=True
     )
     subprocess.run([compiler, *shared, "-Wl,-soname,libcuda.so.1", HERE / "driver.c", "-o", driver], check=True)
     print(f"{runtime.resolve()} {driver.resolve()}")
