@@ -47,8 +47,8 @@ cdef bint in_step(dict tokens, list req_ids, list outputs, list new_ids, Counts*
     """Count if `tokens` names the cached and the new requests, each once and both in their own order.
 
     vLLM fills all of them in one pass, with the same id objects, so that this is the usual case. Nothing but
-    identities is compared, and the keys of a dict are distinct: each request is then in one list, and there once.
-    False if it is otherwise.
+    identities is compared. As the keys of a dict are distinct and there are as many as ids in the lists, each request
+    is in one list, and there once. False if it is otherwise.
     """
     cdef Py_ssize_t position = 0, cached = 0, new = 0, num_tokens, num_outputs
     cdef Py_ssize_t all_tokens = 0, ctx_requests = 0, ctx_tokens = 0
@@ -73,8 +73,6 @@ cdef bint in_step(dict tokens, list req_ids, list outputs, list new_ids, Counts*
         if num_outputs == 0:
             ctx_requests += 1
             ctx_tokens += num_tokens
-    if cached != num_cached or new != num_new:
-        return False
     counts[0] = Counts(num_cached + num_new, all_tokens, ctx_requests, ctx_tokens)
     return True
 

@@ -158,7 +158,12 @@ def test_an_overridden_is_context_phase_is_honoured(compute):
         def _req_id_to_num_output_tokens(self):
             return {"a": 0, "b": 0}
 
-    for cls, expected in ((Always, 2), (Never, 0), (OwnMap, 1), (OwnCachedMap, 2), (Cached, 1)):
+    class OwnLookup(Cached):
+        def __getattribute__(self, name):
+            return (lambda req_id: True) if name == "is_context_phase" else super().__getattribute__(name)
+
+    for cls, expected in ((Always, 2), (Never, 0), (OwnMap, 1), (OwnCachedMap, 2), (OwnLookup, 2), (Cached, 1)):
+        compute(output({"a": 5}, {"a": 1}))  # a recognised class comes right before
         step = output({"a": 5, "b": 6}, cls(["a", "b"], [1, 0]))
         assert compute(step).num_ctx_requests == expected, cls.__name__
     assert compute(output({"a": 5, "b": 6}, OwnMap(["a", "b"], [1, 0]))).num_ctx_tokens == 5

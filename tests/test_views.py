@@ -158,6 +158,36 @@ def test_it_wraps_what_is_no_list(ConstantList, x):
     assert view.count(1) == list(x).count(1)
 
 
+def test_it_wraps_a_list_with_methods_of_its_own(ConstantList):
+    class Own(list):
+        def __getitem__(self, item):
+            return ("item", item)
+
+        def __len__(self):
+            return 77
+
+        def __iter__(self):
+            return iter("own")
+
+        def __contains__(self, item):
+            return item == "anything"
+
+        def index(self, *arguments):
+            return arguments
+
+        def copy(self):
+            return "copy"
+
+        def __format__(self, specification):
+            return "formatted"
+
+    view = ConstantList(Own([1000, 2000]))
+    assert (view[0], view[-1], view[1:]) == (("item", 0), ("item", -1), ("item", slice(1, None)))
+    assert (len(view), list(view), 1000 in view, "anything" in view) == (77, ["o", "w", "n"], False, True)
+    assert (view.index(1000), view.copy(), repr(view)) == ((1000, 0, 77), "copy", "ConstantList(formatted)")
+    assert (view.count("o"), next(reversed(view))) == (1, ("item", 76))
+
+
 def test_wrapping_none_fails_when_used(ConstantList):
     view = ConstantList(None)
     assert view._x is None
