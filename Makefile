@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*) $(wildcard fastutils/*.pyx fastutils/*/*.pyx)
 
-.PHONY: test bench lint format build test-dist test-fakecuda clean
+.PHONY: test bench lint format build test-dist test-asan test-fakecuda clean
 
 test: build
 	FASTUTILS_REQUIRE_EXTENSIONS=1 $(BIN)/python -m pytest
@@ -26,6 +26,10 @@ format: build
 # The wheel and the source distribution, each installed into an environment of its own and tested outside the checkout.
 test-dist: build
 	scripts/test-dist.sh $(BIN)/python
+
+# The tensor tests over a core and a bridge built with the address and undefined-behaviour sanitizers.
+test-asan: build
+	scripts/test-asan.sh $(BIN)/python -q
 
 # Device copies without a GPU: a CUDA build of torch (5.5 GB) on a stand-in runtime.
 test-fakecuda: .venv-fakecuda/.ready

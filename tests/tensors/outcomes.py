@@ -20,6 +20,8 @@ def values(tensor):
         return None
     with torch.no_grad():
         plain = torch.Tensor.detach(tensor)
+        if any(getattr(plain, "names", ())):
+            plain = plain.rename(None)
         if plain.layout is not torch.strided:
             plain = plain.to_dense()
         if plain.is_quantized:
@@ -59,7 +61,7 @@ def view_facts(view, source, target):
         "base": "target" if view._base is target else "its base" if view._base is target._base else view._base,
         "conj, neg": (view.is_conj(), view.is_neg()),
         "version": version(view),
-        "names": getattr(view, "names", None),
+        "names": said(lambda: getattr(view, "names", None)),
         "keys": str(torch._C._dispatch_keys(view)),
         "retains_grad": said(lambda: view.retains_grad),
         "grad": said(lambda: view.grad if view.is_leaf else None),

@@ -377,6 +377,7 @@ def test_jit_trace_records_the_copy(copy_slice):
     assert "aten::copy_" in str(traced.graph)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_profiler_shows_the_copy(copy_slice):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         copy_slice(numbers(4), torch.zeros(4), 2)
