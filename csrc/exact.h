@@ -36,8 +36,9 @@ static inline int fu_small_int(PyObject* object, Py_ssize_t* value) {
   *value = (Py_ssize_t)wide;
   return !overflow && wide > -(1L << 30) && wide < (1L << 30);
 #elif PY_VERSION_HEX >= 0x030C0000
+  if (!PyUnstable_Long_IsCompact((PyLongObject*)object)) return 0;
   *value = PyUnstable_Long_CompactValue((PyLongObject*)object);
-  return PyUnstable_Long_IsCompact((PyLongObject*)object);
+  return 1;
 #else
   const Py_ssize_t size = Py_SIZE(object); /* with the sign; there is a digit even in a zero */
   if (size < -1 || size > 1) return 0;

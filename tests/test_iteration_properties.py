@@ -1,6 +1,7 @@
 """compute_iteration_details: both forms against a count written for the test, on arbitrary scheduler outputs."""
 
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from types import SimpleNamespace
 
 from comparing import forms, outcome
@@ -39,8 +40,9 @@ class Asked(Cached):
 def expected(tokens, outputs_of, new):
     context = [req_id for req_id in tokens if outputs_of.get(req_id, 1) == 0 or req_id in new]
     generation = [req_id for req_id in tokens if req_id not in context]
-    sums = (sum(tokens[req_id] for req_id in each) for each in (context, generation))
-    return IterationDetails(len(context), next(sums), len(generation), next(sums))
+    # One after the other: sum() rounds floats in its own way.
+    totals = [reduce(add, (tokens[req_id] for req_id in each), 0) for each in (context, generation)]
+    return IterationDetails(len(context), totals[0], len(generation), totals[1])
 
 
 def step(tokens, cached, new):

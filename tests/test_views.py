@@ -29,6 +29,11 @@ def ConstantList(form, monkeypatch):
     return cls
 
 
+def said(caught):
+    """The message without the module, which Python names for a slot since 3.13 and for types of the stable ABI."""
+    return str(caught.value).replace("fastutils.", "")
+
+
 def publish(cls, monkeypatch):
     """Makes a class of a test importable, so that its instances can be pickled."""
     cls.__qualname__ = cls.__name__
@@ -292,7 +297,7 @@ def test_the_viewed_list_can_be_replaced_and_removed(ConstantList):
     ):  # fmt: skip
         with pytest.raises(AttributeError) as caught:
             use()
-        assert str(caught.value) == "'ConstantList' object has no attribute '_x'"
+        assert said(caught) == "'ConstantList' object has no attribute '_x'"
     with pytest.raises(AttributeError):
         del view._x
     view._x = (7,)
@@ -313,7 +318,7 @@ def test_attributes_and_weak_references(ConstantList):
     assert view.__dict__["note"] == "kept"
     with pytest.raises(AttributeError) as caught:
         _ = view.other
-    assert str(caught.value) == "'ConstantList' object has no attribute 'other'"
+    assert said(caught) == "'ConstantList' object has no attribute 'other'"
     del caught  # an AttributeError holds its object
     attributes = view.__dict__
     reference, gone = weakref.ref(view), []
