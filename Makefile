@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*) $(wildcard fastutils/*.pyx fastutils/*/*.pyx)
 
-.PHONY: test bench lint format build test-dist test-asan test-fakecuda clean
+.PHONY: test bench lint format build test-dist test-asan test-fakecuda test-vllm bench-vllm clean
 
 test: build
 	FASTUTILS_REQUIRE_EXTENSIONS=1 $(BIN)/python -m pytest
@@ -39,6 +39,25 @@ test-fakecuda: .venv-fakecuda/.ready
 	python=$$(scripts/choose-python.sh) && "$$python" -m venv .venv-fakecuda
 	.venv-fakecuda/bin/python -m pip install -q --upgrade pip
 	.venv-fakecuda/bin/python -m pip install -q -r tests/fakecuda/requirements.txt
+	touch $@
+
+# The plugin in a real vLLM that needs no GPU: VLLM=0.32.0 or VLLM=0.25.1, each in an environment of some GB.
+VLLM ?= 0.32.0
+VLLM_VENV := .venv-vllm-$(VLLM)
+
+test-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m pytest tests/with_vllm
+
+bench-vllm: $(VLLM_VENV)/.installed
+	$(VLLM_VENV)/bin/python -m bench.vllm_step
+
+$(VLLM_VENV)/.ready: scripts/vllm-environment.sh $(wildcard tests/with_vllm/requirements-$(VLLM).txt)
+	scripts/vllm-environment.sh $(VLLM_VENV) $(VLLM)
+	touch $@
+
+# Not -e: what operators install is to be tested, with a bridge for this environment's torch.
+$(VLLM_VENV)/.installed: $(VLLM_VENV)/.ready $(SOURCES) $(wildcard fastutils/*.py fastutils/*/*.py)
+	FASTUTILS_REQUIRE_EXTENSIONS=1 $(VLLM_VENV)/bin/python -m pip install -q --no-build-isolation --no-deps --force-reinstall .
 	touch $@
 
 build: $(VENV)/.built

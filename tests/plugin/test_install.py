@@ -192,6 +192,16 @@ def test_an_unknown_name_is_an_error(vllm_tree):
     assert plugin.status().note == "not loaded"
 
 
+def test_the_switch_for_python_forms_counts_here_too(vllm_tree, monkeypatch):
+    from fastutils import views
+
+    monkeypatch.setenv("FASTUTILS_NO_EXTENSIONS", "1")
+    load = vllm_tree()
+    report = plugin.install()
+    assert load("request").ConstantList is views.ConstantList
+    assert "python (FASTUTILS_NO_EXTENSIONS is set)" in [row.reason for row in report.rows]
+
+
 # What must be left alone.
 
 
