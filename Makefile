@@ -14,7 +14,7 @@ bench: build
 lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/cython-lint fastutils
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint fastutils
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'tests/*.c' 'tests/*.cpp' 'tests/*.h')
 	$(BIN)/mypy
 
