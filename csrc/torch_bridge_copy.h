@@ -80,7 +80,10 @@ inline bool plan(const TensorImpl* from, TensorImpl* to, int64_t n, Thread threa
   return move.destination && move.source;
 }
 
-// The current stream of the current device, as the copies of one call use it.
+// Handles that are no streams but names of them (0 is another name of the first), fixed by the runtimes' ABIs.
+constexpr uintptr_t kLegacyDefaultStream = 1, kThreadDefaultStream = 2;
+
+// The current stream of a device, as the copies of one call use it.
 class Lane {
  public:
   // False if this move cannot go down this lane, and torch has to find the way.
@@ -88,14 +91,15 @@ class Lane {
     const c10::Device device = move.kind == Kind::DeviceToHost ? move.from->device() : move.to->device();
     if (stream_) return device == stream_->device();
     const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
-    // A raw stream of 0 means the default stream of the *current* device, which is not this tensor's.
-    if (guard->getDevice() != device) return false;
     const c10::Stream stream = guard->getStream(device);
     raw_ = stream.native_handle();
-    // Under capture torch checks what may be captured. The legacy default stream cannot be capturing, and asking
-    // it while another one is breaks that capture.
+    const auto handle = reinterpret_cast<uintptr_t>(raw_);
+    // A name means a stream of the *current* device, which need not be this tensor's.
+    if (handle <= kThreadDefaultStream && guard->getDevice() != device) return false;
+    // Under capture torch checks what may be captured. The legacy default stream cannot be capturing, and asking it
+    // while another stream is breaks that capture.
     int capturing = 0;
-    if (raw_ && (host.stream_is_capturing(raw_, &capturing) || capturing)) return false;
+    if (handle > kLegacyDefaultStream && (host.stream_is_capturing(raw_, &capturing) || capturing)) return false;
     stream_ = stream;
     return true;
   }
@@ -136,11 +140,12 @@ inline void bump(TensorImpl* to) {
   if (!to->is_inference()) to->bump_version();
 }
 
-// Another thread may give either tensor another storage while the GIL is released, hence the two references.
-inline bool issue_with_device(const Move& move) {
+// Another thread may give either tensor another storage while the GIL is released, hence the references.
+inline bool issue_with_device(const Move& move, bool view_holds_target) {
   Lane lane;
   if (!lane.open(move)) return false;
-  const c10::Storage from_storage = move.from->unsafe_storage(), to_storage = move.to->unsafe_storage();
+  const c10::Storage from_storage = move.from->unsafe_storage();
+  const c10::Storage to_storage = view_holds_target ? c10::Storage() : move.to->unsafe_storage();
   WithoutGil released;
   return lane.issue(move);
 }
@@ -149,8 +154,8 @@ inline void copy_on_host(const Move& move) {
   if (move.bytes != 0) std::memcpy(move.destination, move.source, move.bytes);
 }
 
-inline bool carry_out(const Move& move) {
-  if (move.kind != Kind::HostToHost && move.bytes != 0) return issue_with_device(move);
+inline bool carry_out(const Move& move, bool view_holds_target) {
+  if (move.kind != Kind::HostToHost && move.bytes != 0) return issue_with_device(move, view_holds_target);
   copy_on_host(move);
   return true;
 }
@@ -164,13 +169,13 @@ inline int copy_rows(void* from_object, void* to_object, int64_t n, void* reusab
     return FU_FALLBACK;
   }
   if (reusable && renew_rows(tensor_in(reusable), to, n, thread)) {
-    if (!carry_out(move)) return FU_FALLBACK;
+    if (!carry_out(move, /*view_holds_target=*/true)) return FU_FALLBACK;
     bump(move.to);
     *out = reusable;
     return FU_REUSED;
   }
   at::Tensor view = first_rows(to, n, thread);
-  if (!carry_out(move)) return FU_FALLBACK;
+  if (!carry_out(move, /*view_holds_target=*/true)) return FU_FALLBACK;
   bump(move.to);
   *out = THPVariable_Wrap(std::move(view));
   return *out ? FU_DONE : FU_ERROR;
@@ -181,7 +186,8 @@ inline int copy_whole(void* from_object, void* to_object) {
   const Thread thread = present_thread();
   Move move;
   if (!from.defined() || !to.defined() || !thread.plain ||
-      !plan(from.unsafeGetTensorImpl(), to.unsafeGetTensorImpl(), FU_ALL_ROWS, thread, move) || !carry_out(move)) {
+      !plan(from.unsafeGetTensorImpl(), to.unsafeGetTensorImpl(), FU_ALL_ROWS, thread, move) ||
+      !carry_out(move, /*view_holds_target=*/false)) {
     return FU_FALLBACK;
   }
   bump(move.to);
