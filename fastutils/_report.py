@@ -51,6 +51,9 @@ def _environment() -> Iterator[tuple[str, str]]:
         runtime = torch.version.cuda or getattr(torch.version, "hip", None)
         device = "a device is available" if torch.cuda.is_available() else "no device is available"
         yield "CUDA/ROCm", f"{runtime}; {device}" if runtime else "none in this torch"
+        from fastutils.tensors.runtime import describe
+
+        yield from describe()
     for distribution in ("numpy", "pyzmq", "psutil", "vllm"):
         yield distribution, _version(distribution)
 
