@@ -3,13 +3,30 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*) $(wildcard fastutils/*.pyx fastutils/*/*.pyx)
 
-.PHONY: test bench lint format build test-dist test-asan test-fakecuda test-vllm bench-vllm clean
+.PHONY: test bench bench-all bench-report bench-gate bench-baseline lint format build test-dist test-asan test-fakecuda test-vllm bench-vllm clean
 
 test: build
 	FASTUTILS_REQUIRE_EXTENSIONS=1 $(BIN)/python -m pytest
 
 bench: build
 	$(BIN)/python -m bench.step
+
+# Every case by itself, the peers, scaling, cold and first calls, memory: about ten minutes; BENCH=--quick for less than one.
+bench-all: build
+	$(BIN)/python -m bench.micro $(BENCH)
+
+# Measures everything and writes it into README.md and docs/. Wants a quiet machine: above 2 % of noise it writes nothing.
+bench-report: build
+	$(BIN)/python -m bench.micro --baseline form --json bench/results/micro.json --record
+	$(BIN)/python -m bench.step --json bench/results/step.json
+	$(BIN)/python -m bench.report
+
+# Counts instructions (with valgrind) against the committed baseline of this interpreter; bench-baseline writes that.
+bench-gate: build
+	$(BIN)/python -m bench.gate
+
+bench-baseline: build
+	$(BIN)/python -m bench.gate --update
 
 lint: build
 	$(BIN)/ruff check .

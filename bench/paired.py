@@ -58,7 +58,7 @@ class Loop:
     """``for EACH in items: STATEMENT`` as one compiled function, its `names` being local variables.
 
     `items` makes the items of `count` passes; it runs outside the timed region. By default a pass is one item
-    that the statement does not use.
+    that the statement does not use. ``longer`` multiplies the length of a sample.
     """
 
     def __init__(
@@ -69,8 +69,9 @@ class Loop:
         items: Callable[[int], Sequence[Any]] | None = None,
         **names: Any,
     ) -> None:
-        self.statement = statement
+        self.statement, self.names = statement, names
         self.items = items or _blank_items
+        self.longer = 1
         self.run = functools.partial(_compile(each, statement, tuple(names)), *names.values())
         self.run_empty = functools.partial(_compile(each, "pass", ()))
 
@@ -105,6 +106,7 @@ class Verdict:
 
 def calibrate(loop: Loop, sample_ns: int, clock: Clock) -> int:
     """How many passes make one sample of `loop` last at least about `sample_ns`; it also warms the code up."""
+    sample_ns *= loop.longer
     count = 1
     while True:
         items = loop.items(count)

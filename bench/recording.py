@@ -49,6 +49,7 @@ class SchedulerOutput:
     scheduled_cached_reqs: CachedRequestData
     num_scheduled_tokens: dict[str, int]
     total_num_scheduled_tokens: int
+    scheduled_encoder_input_stats: None = None  #: read by newer vLLMs; none of the recorded models has an encoder
 
 
 @dataclass(frozen=True)

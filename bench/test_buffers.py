@@ -1,0 +1,5 @@
+"""CpuGpuBuffer, for pytest-benchmark."""
+
+from bench import faces
+
+test_buffers = faces.of("CpuGpuBuffer", "copy_to_gpu_many")
