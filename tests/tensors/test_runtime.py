@@ -208,5 +208,4 @@ assert fastutils.copy_slice(torch.ones(4), torch.zeros(4), 2).tolist() == [1, 1]
     lines = done.stdout.splitlines()
     assert len(lines) == 5
     assert all(line.startswith("python ") for line in lines)
-    if "holds no compiled" not in lines[0]:
-        assert all("a bridge for no torch" in line for line in lines)
+    assert all("a bridge for no torch" in line or "holds no compiled" in line for line in lines)
