@@ -7,7 +7,9 @@ import inspect
 import numpy as np
 import pytest
 import torch
-from implementations import load
+from hypothesis import given
+from hypothesis import strategies as st
+from implementations import FORMS, load
 
 
 @pytest.fixture
@@ -156,3 +158,73 @@ def test_signature(tensor_data):
     with pytest.raises(TypeError):
         tensor_data(torch.ones(1), 2)
     assert tensor_data(tensor=torch.ones(1)).nbytes == 4
+
+
+@st.composite
+def strided(draw):
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 5), max_size=4))
+    count = 1
+    for size in shape:
+        count *= 2 * size + 1
+    tensor = torch.arange(count * dtype.itemsize).remainder(2 if dtype is torch.bool else 251).to(torch.uint8)
+    tensor = tensor.view(dtype).reshape([2 * size + 1 for size in shape])
+    for dim, size in enumerate(shape):
+        step, start = draw(st.integers(1, 2)), draw(st.integers(0, 1))
+        tensor = tensor[(slice(None),) * dim + (slice(start, start + step * size, step),)]
+        if size and draw(st.booleans()):
+            tensor = tensor.narrow(dim, 0, 1).expand(*tensor.shape)
+    return tensor.permute(draw(st.permutations(range(len(shape)))))
+
+
+@given(tensor=strided())
+def test_any_strided_tensor(tensor):
+    wanted = expected(tensor)
+    for form in FORMS:
+        assert load("tensor_data", form)(tensor).tobytes() == wanted
+
+
+def test_large_strided_tensors_and_those_without_room(tensor_data):
+    large = torch.arange(300_000, dtype=torch.int32).reshape(300, 1000).t()
+    assert tensor_data(large).tobytes() == large.contiguous().numpy().tobytes()
+    assert tensor_data(large[:100]).tobytes() == large[:100].contiguous().numpy().tobytes()
+
+
+def test_the_copy_of_a_strided_tensor_is_its_own(tensor_data):
+    tensor = torch.arange(12, dtype=torch.uint8).reshape(3, 4).t()
+    data = tensor_data(tensor)
+    data[:] = bytes(12)
+    assert tensor.sum() == sum(range(12))
+    kept = data.obj.base
+    del data, tensor
+    gc.collect()
+    assert kept.tolist() == [0] * 12
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_dual_tensors_are_left_to_torch(tensor_data):
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        assert tensor_data(dual).tobytes() == expected(torch.ones(3))
+
+
+def test_a_graph_is_not_extended_by_looking(tensor_data):
+    strided = (torch.ones(4, 4, requires_grad=True) * 2).t()
+    assert tensor_data(strided).tobytes() == expected(torch.full((4, 4), 2.0))
+    strided.sum().backward()
+
+
+def test_modes_see_the_operators(tensor_data):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    tensor = torch.ones(3)
+    with Watch():
+        tensor_data(tensor)
+    assert seen != []
