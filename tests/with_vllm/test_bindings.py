@@ -81,3 +81,15 @@ def test_no_binding_is_left_out(result):
 
 def test_uninstall_puts_everything_back(result):
     assert result["changed"] == []
+
+
+@pytest.mark.parametrize(("allowed", "loaded"), [("another", False), ("another,fastutils", True)])
+def test_vllms_own_list_of_plugins_is_respected(python, allowed, loaded):
+    program = (
+        "import vllm.v1.utils as utils\n"
+        "originals = [utils.copy_slice]\n"
+        "from vllm.plugins import load_general_plugins\n"
+        "load_general_plugins()\n"
+        "print('RESULT', utils.copy_slice is not originals[0])"
+    )
+    assert f"RESULT {loaded}\n" in python("-c", program, VLLM_PLUGINS=allowed)

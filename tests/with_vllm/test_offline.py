@@ -64,7 +64,7 @@ def test_ours_are_called_in_every_step(run):
 
 def test_the_details_of_each_iteration_are_logged_alike(run):
     def details(result):
-        lines = [line for line in result["log"].splitlines() if ": Iteration(" in line]
+        lines = [line for line in result["log"].splitlines() if " Iteration(" in line]
         return [line.partition("Iteration(")[2].partition(", iteration elapsed time")[0] for line in lines]
 
     ours, theirs = with_and_without(run, "wide")
