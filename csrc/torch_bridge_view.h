@@ -45,7 +45,8 @@ inline at::Tensor first_rows(const at::Tensor& of, int64_t n, Thread thread) {
 }
 
 // Turns `view`, an earlier result of first_rows(of, ...) that nobody else can see any more, into first_rows(of, n).
-// False if anything about it is not as a fresh one would have it.
+// False if anything about it is not as a fresh one would have it. (Its attr_version is older than a fresh one's, but
+// the copy to come makes both stale.)
 inline bool renew_rows(const at::Tensor& view_tensor, const at::Tensor& of, int64_t n, Thread thread) {
   TensorImpl *view = view_tensor.unsafeGetTensorImpl(), *base = of.unsafeGetTensorImpl();
   if (view_tensor.use_count() != 1 || view_tensor.weak_use_count() > 1) return false;
@@ -66,7 +67,6 @@ inline bool renew_rows(const at::Tensor& view_tensor, const at::Tensor& of, int6
         meta->post_acc_grad_hooks_) {
       return false;
     }
-    meta->set_attr_version(base->version_counter().current_version());
   }
   if (view->sizes()[0] != n) set_rows(view, base, n);
   return true;

@@ -11,6 +11,7 @@ from fastutils.tensors.bridge cimport FU_DONE, fu_bridge, fu_bytes
 
 import torch
 
+from fastutils.tensors import data as _twin
 from fastutils.tensors import runtime as _runtime
 
 
@@ -68,14 +69,14 @@ def tensor_data(tensor):
     order. The memoryview keeps the memory alive. ``memoryview.obj.base`` is a `torch.Tensor` over the same memory.
     What has no plain bytes (sparse, meta, a lazy conjugate) raises what PyTorch raises.
 
-    Upstream: ``vllm.v1.utils.tensor_data``.
+    Upstream: ``vllm.v1.utils.tensor_data``, which fails for a tensor of at most one element with a stride but 1.
     """
     cdef TensorBytes owner
     if Py_TYPE(<PyObject*>tensor) == Tensor:
         owner = TensorBytes.__new__(TensorBytes)
         if bridge.tensor_bytes(<void*>tensor, &owner.bytes) == FU_DONE:
             return PyMemoryView_FromObject(owner)
-    return tensor.flatten().contiguous().cpu().view(torch.uint8).numpy().data
+    return _twin.tensor_data(tensor)
 
 
 tensor_data.__module__ = "fastutils"

@@ -16,11 +16,14 @@ def tensor_data(tensor: torch.Tensor) -> memoryview:
     order. The memoryview keeps the memory alive. ``memoryview.obj.base`` is a `torch.Tensor` over the same memory.
     What has no plain bytes (sparse, meta, a lazy conjugate) raises what PyTorch raises.
 
-    Upstream: ``vllm.v1.utils.tensor_data``.
+    Upstream: ``vllm.v1.utils.tensor_data``, which fails for a tensor of at most one element with a stride but 1.
     """
     import torch
 
-    return tensor.flatten().contiguous().cpu().view(torch.uint8).numpy().data
+    flat = tensor.flatten().contiguous().cpu()
+    if flat.stride() != (1,):  # none or one element, whose stride is no matter, but view() would refuse it
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8).numpy().data
 
 
 tensor_data.__module__ = "fastutils"  # where both forms are pickled from
