@@ -1,6 +1,7 @@
 """A buffer may hand its last view out again, but only if nobody can tell."""
 
 import gc
+import inspect
 import threading
 import weakref
 
@@ -64,6 +65,7 @@ CHANGES = {
     "grad": lambda view: setattr(view, "grad", torch.ones_like(view)),
     "as_strided_": lambda view: view.as_strided_((2, 2), (2, 1)),
     "stride": lambda view: view.as_strided_((2,), (3,)),
+    "stride, with the rows to come": lambda view: view.as_strided_((N,), (2,)),
     "offset": lambda view: view.as_strided_((2,), (1,), 2),
     "unsqueeze_": lambda view: view.unsqueeze_(0),
     "resize_": lambda view: view.resize_(3),
@@ -144,9 +146,19 @@ UPSETS = {
     "device tensor a view": lambda b: setattr(b, "gpu", torch.zeros(9)[1:]),
     "device tensor with columns": lambda b: (setattr(b, "gpu", torch.zeros(8, 2)), setattr(b, "cpu", torch.ones(8, 2))),
     "device tensor a subclass": lambda b: setattr(b, "gpu", b.gpu.as_subclass(Sub)),
+    "device tensor replaced past the buffer": lambda b: replace_past(b, b.gpu.detach()),
     "both the same": lambda b: setattr(b, "gpu", b.cpu),
     "host tensor replaced": lambda b: setattr(b, "cpu", torch.ones(8)),
 }
+
+
+def replace_past(buffer, tensor):
+    """Not by ``buffer.gpu = tensor``, which the compiled form notices."""
+    member = inspect.getattr_static(type(buffer), "gpu", None)
+    if member is not None:
+        member.__set__(buffer, tensor)
+    else:
+        buffer.__dict__["gpu"] = tensor
 
 
 @pytest.mark.parametrize("upset", UPSETS)
