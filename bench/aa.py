@@ -20,26 +20,30 @@ from bench.paired import Clock, judge, measure, steady
 #: Above this a machine is too restless for a verdict.
 LIMIT = 0.02
 
+#: The same for cases that torch runs in several threads: they wait for each other, so one busy core slows all.
+PARALLEL_LIMIT = 0.05
+
 #: A short, a middle and a long one: noise is not the same for all of them.
 PROBES = ("ConstantList: x[5]", "copy_slice: 64 B, grad mode", "compute_iteration_details: N=64")
+PARALLEL = "copy_slice: 1 MB"
 
 
-def probes(settings: Any, clock: Clock = time.perf_counter_ns, form: Any = upstream) -> dict[str, Noise]:
-    """The noise of each probe: `form` on both sides, built and measured as any case is."""
-    chosen = {case.id: case for case in cases() if case.id in PROBES}
-    found = {}
-    for name in PROBES:
-        case = chosen[name]
-        builds = [(case.make(form), case.make(form)) for _ in range(settings.builds)]
-        with steady(), case.mode():
-            verdict = judge(
-                *(
-                    measure(one.loop, two.loop, rounds=settings.rounds, sample_ns=settings.sample_ns, clock=clock)
-                    for one, two in builds
-                )
-            )
-        found[name] = Noise(verdict.ratio, verdict.low, verdict.high)
-    return found
+def probe(name: str, settings: Any, clock: Clock = time.perf_counter_ns, form: Any = upstream) -> Noise:
+    """The noise of the case `name`: `form` on both sides, built and measured as any case is."""
+    (case,) = [case for case in cases() if case.id == name]
+    builds = [(case.make(form), case.make(form)) for _ in range(settings.builds)]
+    found = []
+    with steady(one_core=not case.parallel), case.mode():
+        for one, two in builds:
+            rounds, sample_ns = settings.rounds, settings.sample_ns
+            found.append(measure(one.loop, two.loop, rounds=rounds, sample_ns=sample_ns, clock=clock))
+    verdict = judge(*found)
+    return Noise(verdict.ratio, verdict.low, verdict.high)
+
+
+def probes(settings: Any, form: Any = upstream) -> dict[str, Noise]:
+    """The noise of each of PROBES."""
+    return {name: probe(name, settings, form=form) for name in PROBES}
 
 
 def worst(found: dict[str, Noise]) -> Noise:
@@ -57,6 +61,13 @@ def refusal(noise: Noise | None) -> str:
     )
 
 
+def unsettled(parallel: dict[str, Noise]) -> str:
+    """Why cases in several threads have no verdict; empty where they have one."""
+    if not parallel or worst(parallel).floor <= PARALLEL_LIMIT:
+        return ""
+    return f"other work had a core: in several threads the same code gives 1 only within {worst(parallel).floor:.0%}"
+
+
 def main(arguments: list[str] | None = None, settings: Any = None) -> int:
     """Print the noise floor. Exit status 0, or 1 where it is too high for verdicts."""
     from bench import micro
@@ -65,15 +76,18 @@ def main(arguments: list[str] | None = None, settings: Any = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter samples")
     chosen = parser.parse_args(arguments)
     torch.ones(1)
-    found = probes(settings or (micro.QUICK if chosen.quick else micro.Settings()))
+    settings = settings or (micro.QUICK if chosen.quick else micro.Settings())
+    found = probes(settings)
     print(environment.header(environment.facts(), {}, worst(found)))
+    parallel = {f"{PARALLEL}, in several threads": probe(PARALLEL, settings)}
     rows = [
         [name, f"{noise.ratio:.4f}", f"[{noise.low:.4f}, {noise.high:.4f}]", f"{noise.floor:.2%}"]
-        for name, noise in found.items()
+        for name, noise in {**found, **parallel}.items()
     ]
     print("\n" + table.render(["the same code on both sides", "ratio", "95 % interval", "floor"], rows))
-    if why := refusal(worst(found)):
-        print(f"\n{why}")
+    why = [reason for reason in (refusal(worst(found)), unsettled(parallel)) if reason]
+    if why:
+        print("\n" + "\n".join(why))
     return int(bool(why))
 
 

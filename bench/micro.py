@@ -188,6 +188,8 @@ class Run:
             "settings": asdict(settings),
             "noise": {},
             "noise_floor": None,
+            "noise_in_threads": {},
+            "unsettled": "",
             "verdicts": False,
             "complete": False,
             "cases": [],
@@ -203,6 +205,9 @@ class Run:
         document["noise"] = {name: asdict(found) for name, found in noise.items()}
         document["noise_floor"] = asdict(floor)
         document["verdicts"] = not aa.refusal(floor)
+        parallel = any(case.parallel for case in self.selection.cases)
+        if parallel:
+            self._probe_threads("before")
         flush = cold.Flush() if any(case.group == "cold" for case in self.selection.cases) else None
         with bar(len(self.selection), "case") as shown:
             for case in self.selection.cases:
@@ -211,6 +216,8 @@ class Run:
                 self.measured.append(found)
                 document["cases"].append(found.entry())
                 shown.update()
+            if parallel:
+                self._probe_threads("after")
             for entry in memory_entries(self.selection.memory, self.against.helpers, self.ours):
                 document["memory"].append(entry)
                 shown.update()
@@ -220,6 +227,12 @@ class Run:
                 document["first"] = [results.first_entry(name, found_first[name]) for name in self.selection.first]
                 shown.update()
         document["complete"] = True
+
+    def _probe_threads(self, when: str) -> None:
+        found = aa.probe(aa.PARALLEL, self.settings, form=self.against.helpers)
+        self.document["noise_in_threads"][when] = asdict(found)
+        noise = {name: environment.Noise(**found) for name, found in self.document["noise_in_threads"].items()}
+        self.document["unsettled"] = aa.unsettled(noise)
 
     @property
     def floor(self) -> environment.Noise | None:
@@ -265,7 +278,7 @@ def main(arguments: list[str] | None = None, ours: Any = None, settings: Setting
     for heading, text in show.sections(document):
         print(f"\n{heading}\n\n{text}")
     print()
-    hopes = [found for found in run.measured if found.met]
+    hopes = [found for found in run.measured if found.met and not (found.case.parallel and document["unsettled"])]
     if document["verdicts"] and hopes:
         print(
             f"{sum(found.met.startswith('met') for found in hopes)} of {len(hopes)} targets met "

@@ -20,7 +20,7 @@ from bench import results
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 STYLE = """
-  text { font: 12px system-ui, sans-serif; fill: #57606a }
+  text { font: 12px system-ui, sans-serif; fill: #768390 }
   text.ours, text.upstream { stroke: none }
   .title { font-size: 14px; font-weight: 600 }
   .grid { stroke: #8c959f; stroke-opacity: .35; stroke-width: 1 }
@@ -165,11 +165,12 @@ def file_name(title: str) -> str:
 def drawings(document: dict[str, Any]) -> dict[str, str]:
     """File name -> SVG: one of all the helpers' cases, one for each scaling family."""
     found = {}
-    helpers = [entry for entry in document["cases"] if entry["group"] == "helpers"]
+    settled = [entry for entry in document["cases"] if not (entry["parallel"] and document["unsettled"])]
+    helpers = [entry for entry in settled if entry["group"] == "helpers"]
     if helpers:
         found["helpers.svg"] = ratios(helpers, "fastutils against upstream's form, call by call")
     families: dict[str, list[Entry]] = {}
-    for entry in document["cases"]:
+    for entry in settled:
         if entry["family"]:
             families.setdefault(entry["family"]["name"], []).append(entry)
     for name, entries in families.items():

@@ -73,11 +73,10 @@ def _header(cases: dict[str, Any]) -> list[str]:
 
 
 def _missing(cases: dict[str, Any]) -> str:
-    judged = [entry for entry in cases["cases"] if entry["met"]]
+    settled = [entry for entry in cases["cases"] if not (entry["parallel"] and cases["unsettled"])]
+    judged = [entry for entry in settled if entry["met"]]
     missed = [entry for entry in judged if not entry["met"].startswith("met")]
-    losses = [
-        entry for entry in cases["cases"] if entry["group"] == "helpers" and not entry["error"] and entry["high"] < 1
-    ]
+    losses = [e for e in settled if e["group"] == "helpers" and not e["error"] and e["high"] < 1]
     text = f"{len(judged) - len(missed)} of {len(judged)} targets are met"
     if missed:
         text += "; not met: " + ", ".join(
@@ -121,6 +120,9 @@ def readme(cases: dict[str, Any], steps: dict[str, Any], gpus: list[dict[str, An
             rows.append([name, "-", "-", entry["error"] if entry else "not measured", ""])
             continue
         times = [table.number(entry[key]) for key in ("upstream_ns", "ours_ns")]
+        if entry["parallel"] and cases["unsettled"]:
+            rows.append([name, *times, "no verdict", cases["unsettled"]])
+            continue
         star = " *" if entry["star"] else ""
         rows.append([name + star, *times, f"{entry['ratio']:.2f}x", table.interval(entry["low"], entry["high"])])
     stars = {known[name]["star"] for name in SHOWN if name in known and known[name]["star"]}

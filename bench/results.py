@@ -1,7 +1,8 @@
 """What a run of the cases found, as a document: what ``--json`` writes, and what every table and plot is made of.
 
 ``document["cases"]`` holds one entry for each case: its facts (id, group, helper, target, star, family), ``correct``,
-and either an ``error`` or the numbers of its verdict. ``first`` and ``memory`` hold the entries of those two tables.
+and either an ``error`` or the numbers of its verdict. ``unsettled`` says why those of ``parallel`` cases mean nothing,
+if they do not. ``first`` and ``memory`` hold the entries of those two tables.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Measured:
             "note": case.note or None,
             "star": case.star or None,
             "same_path": case.same_path,
+            "parallel": case.parallel,
             "peer": None if case.peer is None else case.peer.name,
             "family": None if case.family is None else asdict(case.family),
             "correct": True if self.verdict is not None else False if self.wrong else None,

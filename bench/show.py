@@ -18,8 +18,11 @@ HEADINGS = {
 }
 
 
-def cases(entries: Iterable[Entry], draw: Draw = table.render, verdicts: bool = True) -> str:
-    """The table of some cases. A case without a verdict shows why instead of numbers; stars are explained below it."""
+def cases(entries: Iterable[Entry], draw: Draw = table.render, verdicts: bool = True, unsettled: str = "") -> str:
+    """The table of some cases. A case without a verdict shows why instead of numbers; stars are explained below it.
+
+    `unsettled`: why the numbers of parallel cases mean nothing, if they do not.
+    """
     entries = list(entries)
     peers = any(entry["peer"] for entry in entries)
     titles = ["case", "target", "other ns" if peers else "upstream ns", "fastutils ns", "saved ns", "ratio"]
@@ -36,12 +39,14 @@ def cases(entries: Iterable[Entry], draw: Draw = table.render, verdicts: bool = 
             continue
         bound = "" if entry["resolved"] else ">"
         times = [table.number(entry[key]) for key in ("upstream_ns", "ours_ns", "difference_ns")]
-        met = (entry["met"] or "") if verdicts else ""
+        met = "" if not verdicts else "no verdict" if entry["parallel"] and unsettled else entry["met"] or ""
         ratio = f"{bound}{entry['ratio']:.2f}x"
         rows.append([label, target, *times, ratio, table.interval(entry["low"], entry["high"]), met])
     used = [i for i in range(len(titles)) if i not in (1, 7) or any(row[i] for row in rows)]
     text = draw([titles[i] for i in used], [[row[i] for i in used] for row in rows], 2 if 1 in used else 1)
     notes = [f"*{number} {reason}" for reason, number in stars.items()]
+    if verdicts and unsettled and any(entry["parallel"] for entry in entries):
+        notes.append(f"no verdict: {unsettled}")
     if any(entry["same_path"] for entry in entries):
         notes.append("= both sides end in the same code of PyTorch's or CPython's: 1 is all there is to reach")
     return text + "".join(f"\n{note}" for note in notes)
@@ -79,7 +84,7 @@ def sections(document: dict[str, Any], draw: Draw = table.render) -> list[tuple[
     found = []
     for group, heading in HEADINGS.items():
         if chosen := [entry for entry in document["cases"] if entry["group"] == group]:
-            found.append((heading, cases(chosen, draw, document["verdicts"])))
+            found.append((heading, cases(chosen, draw, document["verdicts"], document["unsettled"])))
     if document["first"]:
         found.append(("First calls", first(document["first"], draw)))
     if document["memory"]:
