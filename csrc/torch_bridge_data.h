@@ -58,17 +58,16 @@ inline int tensor_bytes(void* object, fu_bytes* out) {
   if (!tensor.defined() || !present_thread().plain) return FU_FALLBACK;
   TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (!within(impl->key_set(), kPlainTensor) || !impl->device().is_cpu() || !has_plain_type(impl)) return FU_FALLBACK;
-  if (!impl->unsafe_storage()) return FU_FALLBACK;
+  // Bytes have no gradient, so requires_grad does not matter; a dual tensor has more than its bytes.
+  if (!impl->unsafe_storage() || has_forward_gradient(impl)) return FU_FALLBACK;
   const size_t size = static_cast<size_t>(impl->numel()) * impl->itemsize();
   if (impl->is_contiguous()) {
-    // Memory has no gradient, so requires_grad does not matter; a dual tensor has no single memory.
-    if (has_forward_gradient(impl) || !lies_within_storage(impl, impl->numel())) return FU_FALLBACK;
+    if (!lies_within_storage(impl, impl->numel())) return FU_FALLBACK;
     c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
     out->data = impl->mutable_data();
     if (storage->resizable()) storage->set_resizable(false);  // as Tensor.numpy() does: the bytes must stay in place
     out->storage = c10::Storage(impl->unsafe_storage()).unsafeReleaseStorageImpl();
   } else {
-    if (has_gradients(impl)) return FU_FALLBACK;  // torch records the making of the copy
     c10::Storage storage = gathered(impl, size);
     if (!storage) return FU_FALLBACK;
     out->data = storage.mutable_data();
