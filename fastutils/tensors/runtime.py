@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +152,7 @@ def _tensor_offset(samples: list[torch.Tensor]) -> int:
 
 def _hook_offsets() -> tuple[int, ...]:
     """Where a tensor object keeps its two dicts of hooks, or () if that cannot be seen."""
-    sample = torch.zeros(1, requires_grad=True)
+    sample = torch.zeros(1, requires_grad=True, device="cpu")
     hooks: tuple[dict[int, Any], dict[int, Any]] = {}, {}
     sample._backward_hooks, sample._post_accumulate_grad_hooks = hooks
     offsets = [[o for o in _words_of(sample) if _word(id(sample) + o) == id(hook)] for hook in hooks]
@@ -164,7 +165,29 @@ def _address(function: Any) -> int | None:
 
 @functools.cache
 def _load_once() -> Bridge | str:
-    """The bridge, or why there is none."""
+    """The bridge, or why there is none.
+
+    Looked for in a thread of its own: modes (inference, fake tensors, a default device, transforms) belong to threads,
+    and whatever is on in the caller's would make the tensors that are looked at something else than plain ones.
+    """
+    found: list[Bridge | str] = []
+    errors: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            found.append(_look_for_bridge())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=look, name="fastutils-bridge")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def _look_for_bridge() -> Bridge | str:
     minor = torch_minor(torch.__version__)
     path = BRIDGES / bridge_name(minor)
     if not path.exists():
@@ -189,8 +212,8 @@ def _load_once() -> Bridge | str:
 
     runtime, no_runtime = find_device_runtime()
     with torch.inference_mode():
-        samples = [torch.zeros(3), torch.zeros(5, dtype=torch.int64)]
-    samples.append(torch.zeros(2, 2, dtype=torch.bfloat16))
+        samples = [torch.zeros(3, device="cpu"), torch.zeros(5, dtype=torch.int64, device="cpu")]
+    samples.append(torch.zeros(2, 2, dtype=torch.bfloat16, device="cpu"))
     try:
         offset = _tensor_offset(samples)
     except BridgeUnavailable as error:

@@ -183,6 +183,45 @@ def test_the_file_of_a_function(bridge):
     assert runtime._library_of(0) == "unknown file"
 
 
+@pytest.fixture
+def looked_for_again():
+    runtime._load_once.cache_clear()
+    yield
+    runtime._load_once.cache_clear()
+
+
+@pytest.mark.parametrize("mode", ["inference", "fake", "meta device", "default device", "vmap"])
+def test_whatever_mode_is_on_when_it_is_first_needed(bridge, looked_for_again, mode):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def table():
+        return runtime.load().table
+
+    if mode == "vmap":
+        tables = []
+        torch.vmap(lambda x: tables.append(table()) or x)(torch.ones(2))
+        assert tables == [bridge.table]
+    elif mode == "default device":
+        torch.set_default_device("meta")
+        try:
+            assert table() == bridge.table
+        finally:
+            torch.set_default_device(None)
+    else:
+        modes = {"inference": torch.inference_mode, "fake": FakeTensorMode, "meta device": lambda: torch.device("meta")}
+        with modes[mode]():
+            assert table() == bridge.table
+
+
+def test_an_error_in_the_looking_is_the_callers(looked_for_again, monkeypatch):
+    def broken():
+        raise ZeroDivisionError("in the thread")
+
+    monkeypatch.setattr(runtime, "_look_for_bridge", broken)
+    with pytest.raises(ZeroDivisionError, match="in the thread"):
+        runtime.load()
+
+
 def test_rows_for_the_report(bridge):
     rows = dict(runtime.describe())
     assert rows["torch bridge"] == bridge.path.name
