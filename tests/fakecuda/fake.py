@@ -54,6 +54,11 @@ class Fake:
     def fail_next(self, error, times=1):
         self.library.fakecuda_fail_next(times, error)
 
+    def during_next_copy(self, function):
+        """Have `function` called in the middle of the next copy, as by another thread that gets the GIL then."""
+        self._callback = ctypes.CFUNCTYPE(None)(function)
+        self.library.fakecuda_on_copy(self._callback)
+
     def records(self):
         """How many events were recorded since the last reset(), and how many of them with the GIL held."""
         return self.library.fakecuda_events_recorded(), self.library.fakecuda_records_with_gil()

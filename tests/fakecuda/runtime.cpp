@@ -14,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <utility>
 #include <vector>
 
 #undef cudaGetDeviceProperties
@@ -61,6 +62,7 @@ using Guard = std::lock_guard<std::recursive_mutex>;
 bool holding = false;
 bool quiet = false;  // for timing: no log, no queue
 bool capturing = false;
+void (*on_copy)() = nullptr;  // called once, when the next copy is issued
 int failures_left = 0;
 cudaError_t failure = cudaSuccess;
 int events_recorded = 0;
@@ -151,6 +153,7 @@ cudaError_t copy_later(void* to, const void* from, size_t bytes, cudaMemcpyKind 
     std::memcpy(to, from, bytes);
     return cudaSuccess;
   }
+  if (on_copy) std::exchange(on_copy, nullptr)();
   Guard guard(lock);
   log_of_copies.push_back({to, from, bytes, kind, handle, current_device, holds_gil()});
   if (failures_left > 0) {
@@ -197,6 +200,7 @@ EXPORT void fakecuda_fail_next(int times, int error) {
   failures_left = times;
   failure = static_cast<cudaError_t>(error);
 }
+EXPORT void fakecuda_on_copy(void (*callback)()) { on_copy = callback; }
 EXPORT void fakecuda_quiet(int on) { quiet = on; }
 EXPORT void fakecuda_set_capturing(int on) { capturing = on; }
 EXPORT int fakecuda_events_recorded() { return events_recorded; }

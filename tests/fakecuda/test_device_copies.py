@@ -323,27 +323,74 @@ def test_threads_with_streams_of_their_own(runtime):
     assert wrong == []
 
 
-def test_a_storage_swapped_by_another_thread_stays_alive_for_the_copy(runtime):
-    """While the bridge has released the GIL another thread gives the tensors other memory."""
-    copy_slice = load("copy_slice", "compiled")
-    source, target = host(5000), device(5000)
-    expected = source.tolist()
-    stop = threading.Event()
-    kept = target.data
+COPIES = {
+    "copy_slice": lambda form, source, target: load("copy_slice", form)(source, target, len(source)),
+    "copy_slices": lambda form, source, target: load("copy_slices", form)([(source, target, len(source))]),
+    "copy_to_gpu": lambda form, source, target: buffer_of(form, source, target).copy_to_gpu(len(source)),
+    "copy_to_gpu whole": lambda form, source, target: buffer_of(form, source, target).copy_to_gpu(),
+    "copy_to_gpu_many": lambda form, source, target: load("copy_to_gpu_many", form)(
+        [buffer_of(form, source, target)], len(source)
+    ),
+}
+
+
+def buffer_of(form, source, target):
+    buffer = load("CpuGpuBuffer", form)(1, dtype=torch.int32, device="cuda:0", pin_memory=False, with_numpy=False)
+    buffer.cpu, buffer.gpu = source, target
+    return buffer
+
+
+def not_where_torch_lets_go(form, path):
+    if (form, path) == ("python", "copy_to_gpu whole"):
+        pytest.skip("copy_ itself does not keep the memory of its arguments alive")
+
+
+@pytest.mark.parametrize("path", COPIES)
+def test_a_source_given_other_memory_during_the_copy(form, runtime, path):
+    not_where_torch_lets_go(form, path)
+    size = 3005
+    source, target = host(size), device(size)
+    usurpers = []
 
     def swap():
-        while not stop.is_set():
-            source.data = source.data.clone().pin_memory()
+        source.data = torch.zeros(1, dtype=torch.int32)
+        gc.collect()
+        usurpers.append(torch.empty(size, dtype=torch.int32, pin_memory=True).fill_(-1))
 
-    swapper = threading.Thread(target=swap)
-    swapper.start()
-    try:
-        for _ in range(300):
-            copy_slice(source, target, 5000)
-    finally:
-        stop.set()
-        swapper.join()
-    assert on_host(kept) == expected
+    runtime.during_next_copy(swap)
+    COPIES[path](form, source, target)
+    assert len(usurpers) == 1
+    assert on_host(target) == list(range(1, size + 1))
+
+
+@pytest.mark.parametrize("path", COPIES)
+def test_a_target_given_other_memory_during_the_copy(form, runtime, path):
+    not_where_torch_lets_go(form, path)
+    size = 3007
+    source, target, other = host(size), device(size), host(size, start=7)
+    usurpers = []
+
+    def swap():
+        target.data = torch.empty(1, dtype=torch.int32, device="cuda:0")
+        gc.collect()
+        usurpers.append(torch.empty(size, dtype=torch.int32, device="cuda:0"))
+        usurpers[0].copy_(other)
+
+    runtime.during_next_copy(swap)
+    COPIES[path](form, source, target)
+    assert len(usurpers) == 1
+    assert on_host(usurpers[0]) == other.tolist()
+
+
+def test_a_view_being_renewed_is_not_handed_to_two(form, runtime):
+    """While one copy has released the GIL, another one of the same buffer is made and its view kept."""
+    buffer = buffer_of(form, host(), device())
+    buffer.copy_to_gpu(3)
+    inner = []
+    runtime.during_next_copy(lambda: inner.append(buffer.copy_to_gpu(5)))
+    outer = buffer.copy_to_gpu(9)
+    assert (len(outer), len(inner[0])) == (9, 5)
+    assert outer is not inner[0]
 
 
 def test_the_report_names_torchs_own_runtime(runtime):
