@@ -18,7 +18,7 @@ bench-all: build
 # Measures everything and writes it into README.md and docs/. Wants a quiet machine: above 2 % of noise it writes nothing.
 bench-report: build
 	$(BIN)/python -m bench.micro --baseline form --json bench/results/micro.json --record
-	$(BIN)/python -m bench.step --json bench/results/step.json
+	$(BIN)/python -m bench.step --baseline form --json bench/results/step.json
 	$(BIN)/python -m bench.report
 
 # Counts instructions (with valgrind) against the committed baseline of this interpreter; bench-baseline writes that.

@@ -56,4 +56,5 @@ def of(*helpers: str) -> Callable[..., None]:
             benchmark(call_of(made.loop, case))
             assert made.outcome() == made.expected
 
-    return test
+    found: Callable[..., None] = test
+    return found

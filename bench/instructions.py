@@ -116,7 +116,7 @@ def _difference(counted: dict[str, callgrind.Counted], case: Any) -> Counts:
         one, two, *empty = (counted[f"{n}:{case.id}"] for n in (few, more, f"{few}-", f"{more}-"))
     except KeyError as error:
         raise callgrind.Failed(f"callgrind wrote no counts for {error}") from None
-    names = {*one.functions, *two.functions} - set(filter(_heap, {*one.functions, *two.functions}))
+    names = {name for name in (*one.functions, *two.functions) if not _heap(name)}
     each = {name: (two.functions.get(name, 0) - one.functions.get(name, 0)) / (more - few) for name in names}
     largest = sorted(each, key=lambda name: -abs(each[name]))[:KEPT]
     loop = (empty[1].total - empty[0].total) / (more - few)

@@ -45,7 +45,8 @@ def _code(each: str, statement: str, names: tuple[str, ...]) -> types.CodeType:
     source = f"def loop({', '.join([*names, '_items'])}):\n    for {each} in _items:\n"
     namespace: dict[str, Any] = {}
     exec(compile(source + textwrap.indent(statement, " " * 8) + "\n", "<timed loop>", "exec"), namespace)
-    return namespace["loop"].__code__
+    code: types.CodeType = namespace["loop"].__code__
+    return code
 
 
 def _compile(each: str, statement: str, names: tuple[str, ...]) -> Callable[..., None]:

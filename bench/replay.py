@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ class Replay:
 
         statement = "with scope(item): pass"
         loops = [Loop(statement, each="item", items=_repeated(names), scope=function) for function in enter]
-        yield Work("with record_function_or_nullcontext(name)", HELPERS[0], len(names), *loops, check)
+        yield Work("with record_function_or_nullcontext(name)", HELPERS[0], len(names), loops[0], loops[1], check)
 
     def _lists(self, step: Step) -> Iterator[Work]:
         make = [side.ConstantList for side in self.sides]
@@ -139,25 +140,20 @@ class Replay:
             lists = [self._list(req_id) for req_id in requests]
             views = [self._view(req_id) for req_id in requests]
 
-            def check(operation=operation, requests=requests) -> None:
+            def check(operation: _Operation = operation, requests: list[str] = requests) -> None:
                 for req_id in requests[: len(step.requests)]:
                     expected = operation.of_list(self._list(req_id))
                     for who, maker, view in zip(WHO, make, self._view(req_id), strict=True):
                         found = operation.of_view(view, maker(self._list(req_id)))
                         _expect(step, f"{who}: {operation.label} gives", found, expected)
 
+            given = [lists if name == "__init__" else [view[side] for view in views] for side in range(2)]
             loops = [
-                Loop(
-                    operation.statement,
-                    each="item",
-                    items=_repeated(lists if name == "__init__" else [view[side] for view in views]),
-                    make=make[side],
-                    last=TOKENS - 1,
-                )
+                Loop(operation.statement, each="item", items=_repeated(given[side]), make=make[side], last=TOKENS - 1)
                 for side in range(2)
             ]
             row = operation.label if name == "__init__" else f"ConstantList: {operation.label}"
-            yield Work(row, "ConstantList", times, *loops, check)
+            yield Work(row, "ConstantList", times, loops[0], loops[1], check)
 
     def _list(self, req_id: str) -> list[int]:
         if req_id not in self._tokens:
@@ -180,7 +176,7 @@ class Replay:
                 _expect(step, f"{who}: compute_iteration_details gives", found, step.iteration_details)
 
         loops = [Loop("count(item)", each="item", items=step.scheduler_outputs, count=function) for function in count]
-        yield Work("compute_iteration_details", "compute_iteration_details", 1, *loops, check)
+        yield Work("compute_iteration_details", "compute_iteration_details", 1, loops[0], loops[1], check)
 
     def _buffer_copies(self, step: Step) -> Iterator[Work]:
         calls: list[tuple[tuple[Any, Any], int | None, int | None]] = []
@@ -198,13 +194,12 @@ class Replay:
             if not chosen:
                 continue
 
-            def check(chosen=chosen) -> None:
+            def check(chosen: list[Any] = chosen) -> None:
                 for pair, n, _ in chosen:
                     for who, buffer in zip(WHO, pair, strict=True):
                         what = f"{who}: copy_to_gpu({n}) of {buffer.cpu.dtype}{list(buffer.cpu.shape)}"
-                        result = self._copied(
-                            step, what, buffer.cpu, buffer.gpu, n, lambda b=buffer, n=n: b.copy_to_gpu(n)
-                        )
+                        call = functools.partial(buffer.copy_to_gpu, n)
+                        result = self._copied(step, what, buffer.cpu, buffer.gpu, n, call)
                         if n is None and result is not buffer.gpu:
                             raise Incorrect(f"{step}: {what} does not return the buffer's own device tensor")
 
@@ -219,7 +214,7 @@ class Replay:
                 )
                 for side in range(2)
             ]
-            yield Work(row, "CpuGpuBuffer", len(chosen), *loops, check, torch.inference_mode)
+            yield Work(row, "CpuGpuBuffer", len(chosen), loops[0], loops[1], check, torch.inference_mode)
 
     def _buffer(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> tuple[Any, Any]:
         key = (dtype, shape, ordinal)
@@ -252,9 +247,8 @@ class Replay:
             for tensors, length in calls:
                 for who, function, (source, target) in zip(WHO, copy, tensors, strict=True):
                     what = f"{who}: copy_slice of {length} rows of {source.dtype}{list(source.shape)}"
-                    self._copied(
-                        step, what, source, target, length, lambda f=function, s=source, t=target, n=length: f(s, t, n)
-                    )
+                    call = functools.partial(function, source, target, length)
+                    self._copied(step, what, source, target, length, call)
 
         loops = [
             Loop(
@@ -265,7 +259,7 @@ class Replay:
             )
             for side in range(2)
         ]
-        yield Work("copy_slice", "copy_slice", len(calls), *loops, check, torch.inference_mode)
+        yield Work("copy_slice", "copy_slice", len(calls), loops[0], loops[1], check, torch.inference_mode)
 
     def _copied(
         self, step: Step, what: str, source: torch.Tensor, target: torch.Tensor, n: int | None, call: Callable[[], Any]
@@ -276,7 +270,7 @@ class Replay:
         _bytes(source)[:] = sent
         _bytes(target)[:] = 0xA5 if target.dtype != torch.bool else 0
         untouched = _bytes(target).copy()
-        result = call()
+        result: torch.Tensor = call()
         rows = source.shape[0] if n is None else len(range(source.shape[0])[:n])
         cut = sent.size // max(1, source.shape[0]) * rows
         expected = np.concatenate([sent[:cut], untouched[cut:]])
@@ -303,7 +297,7 @@ class Replay:
                     _expect(step, what, bytes(function(tensor)) == expected, True)
 
         loops = [Loop("data(tensor)", each="tensor", items=_repeated(tensors), data=function) for function in data]
-        yield Work("tensor_data", "tensor_data", len(tensors), *loops, check, torch.inference_mode)
+        yield Work("tensor_data", "tensor_data", len(tensors), loops[0], loops[1], check, torch.inference_mode)
 
     def _tensor(self, dtype: str, shape: tuple[int, ...], contiguous: bool) -> torch.Tensor:
         tensor = torch.zeros(shape if contiguous else (*shape[:-1], 2 * shape[-1]), dtype=_dtype(dtype))

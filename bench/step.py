@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import environment, recording, table, upstream
+from bench import baseline, environment, recording, table, upstream
 from bench.paired import Clock, Incorrect, Rounds, measure, steady
 from bench.progress import bar
 from bench.recording import Step, TraceError
@@ -79,11 +79,15 @@ def run(
 
 
 def noise(
-    wanted: Iterable[str], settings: Settings, clock: Clock = time.perf_counter_ns, steps: int = 20
+    wanted: Iterable[str],
+    settings: Settings,
+    clock: Clock = time.perf_counter_ns,
+    steps: int = 20,
+    form: Any = upstream,
 ) -> environment.Noise:
     """The baseline against itself over some steps of the first trace: what a ratio of 1 looks like here."""
     trace = list(recording.steps(recording.available()[0]))
-    replay = Replay(upstream, upstream, tuple(wanted))
+    replay = Replay(form, form, tuple(wanted))
     result = Recorded("noise")
     for step in trace[:: max(1, len(trace) // steps)]:
         replay_step(replay, step, result, settings, clock)
@@ -160,6 +164,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", action="append", metavar="NAME", help="only this trace (may be given again)")
     parser.add_argument("-k", metavar="TEXT", default="", help="only helpers whose name contains TEXT")
     parser.add_argument("--quick", action="store_true", help="every 8th step, fewer rounds: some seconds")
+    parser.add_argument(
+        "--baseline",
+        choices=baseline.CHOICES,
+        default="auto",
+        help="measure against upstream's form, or against an installed vLLM (default: vLLM where there is one)",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write everything measured, step by step, to FILE")
     chosen = parser.parse_args(arguments)
     known = recording.available()
@@ -172,7 +182,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None, ours: Any = None, settings: Settings | None = None) -> int:
-    """Run the replay and print it. Returns the exit status: 0, 1 for an incorrect result, 130 after Ctrl-C.
+    """Run the replay and print it.
+
+    Returns the exit status: 0, 1 for an incorrect result, 2 without the baseline that was asked for, 130 after Ctrl-C.
 
     `ours` and `settings` replace fastutils and what --quick chooses.
     """
@@ -182,7 +194,13 @@ def main(arguments: list[str] | None = None, ours: Any = None, settings: Setting
         os.environ.pop(variable, None)  # both sides look once, at the first scope
     if ours is None:
         import fastutils as ours
-    facts, active = environment.facts(), environment.forms(chosen.helpers)
+    try:
+        against = baseline.load(chosen.baseline)
+    except baseline.Unavailable as error:
+        print(error, file=sys.stderr)
+        return 2
+    facts = {**environment.facts(), "upstream": against.description}
+    active = environment.forms(chosen.helpers)
     results: list[Recorded] = []
     floor = None
     begun = time.monotonic()
@@ -190,10 +208,12 @@ def main(arguments: list[str] | None = None, ours: Any = None, settings: Setting
         with steady() as core:
             facts["pinned to"] = "no core in particular" if core is None else f"core {core}"
             try:
-                floor = noise(chosen.helpers, settings)
+                floor = noise(chosen.helpers, settings, form=against.helpers)
                 traces = chosen.trace or recording.available()
                 with progress_bar(traces, settings) as progress:
-                    results.extend(run(traces, (upstream, ours), settings, wanted=chosen.helpers, progress=progress))
+                    results.extend(
+                        run(traces, (against.helpers, ours), settings, wanted=chosen.helpers, progress=progress)
+                    )
             except KeyboardInterrupt:
                 pass
         summary = summarise(results)

@@ -60,7 +60,7 @@ class Total:
 
     @property
     def ratio(self) -> float:
-        return over(self.upstream, self.ours)
+        return float(over(self.upstream, self.ours))
 
     @property
     def interval(self) -> tuple[float, float]:

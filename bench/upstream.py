@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,25 +18,25 @@ import torch
 T = TypeVar("T")
 
 
-class ConstantList(Generic[T], Sequence):
+class ConstantList(Generic[T], Sequence):  # type: ignore[type-arg]
     """A read-only live view of a list: every operation is a method written in Python."""
 
     def __init__(self, x: list[T]) -> None:
         self._x = x
 
-    def __getitem__(self, item):
+    def __getitem__(self, item: Any) -> Any:
         return self._x[item]
 
     def __len__(self) -> int:
         return len(self._x)
 
-    def __contains__(self, item) -> bool:
+    def __contains__(self, item: Any) -> bool:
         return item in self._x
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[T]:
         return iter(self._x)
 
-    def index(self, item, start=0, stop=None) -> int:
+    def index(self, item: Any, start: int = 0, stop: int | None = None) -> int:
         return self._x.index(item, start, len(self._x) if stop is None else stop)
 
     def copy(self) -> list[T]:
@@ -49,7 +49,9 @@ class ConstantList(Generic[T], Sequence):
 class CpuGpuBuffer:
     """A zeroed host tensor, its twin on the device and a NumPy view of the host side."""
 
-    def __init__(self, *size, dtype, device, pin_memory: bool, with_numpy: bool = True) -> None:
+    def __init__(
+        self, *size: int, dtype: torch.dtype, device: torch.device, pin_memory: bool, with_numpy: bool = True
+    ) -> None:
         with torch.inference_mode(False):
             self.cpu = torch.zeros(*size, dtype=dtype, device="cpu", pin_memory=pin_memory)
             self.gpu = torch.zeros_like(self.cpu, device=device)
@@ -84,7 +86,7 @@ class IterationDetails:
     num_generation_tokens: int
 
 
-def compute_iteration_details(scheduler_output) -> IterationDetails:
+def compute_iteration_details(scheduler_output: Any) -> IterationDetails:
     context = context_tokens = generation = generation_tokens = 0
     newcomers = {request.req_id for request in scheduler_output.scheduled_new_reqs}
     for req_id, tokens in scheduler_output.num_scheduled_tokens.items():
@@ -100,7 +102,7 @@ def compute_iteration_details(scheduler_output) -> IterationDetails:
 _scope: Callable[[str], Any] | None = None
 
 
-def record_function_or_nullcontext(name: str):
+def record_function_or_nullcontext(name: str) -> Any:
     global _scope
     if _scope is not None:
         return _scope(name)

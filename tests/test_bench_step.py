@@ -278,7 +278,7 @@ def test_ctrl_c_in_the_middle_of_a_step_drops_that_step():
 
 
 def test_ctrl_c_before_the_first_step_prints_no_table(capsys, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(step, "noise", interrupted)

@@ -215,9 +215,7 @@ def _data_cases() -> list[Case]:
     def exported() -> Side:
         tensor = floats(256)
         expected = bytes_of(tensor).tobytes()
-        return Side(
-            Loop("memoryview(tensor.numpy())", tensor=tensor), lambda: memoryview(tensor.numpy()).tobytes(), expected
-        )
+        return Side(Loop("memoryview(tensor.numpy())", tensor=tensor), lambda: tensor.numpy().data.tobytes(), expected)
 
     def copied() -> Side:
         tensor = floats(256)
