@@ -26,7 +26,9 @@ def run(python, model):
 
 
 def with_and_without(run, configuration):
-    return run(configuration, "--count"), run(configuration, FASTUTILS_VLLM="0")
+    # Counting puts Python in front of the compiled forms, so one configuration goes without.
+    options = ["--count"] if configuration == "wide" else []
+    return run(configuration, *options), run(configuration, FASTUTILS_VLLM="0")
 
 
 @pytest.mark.parametrize("configuration", ["wide", "tight"])
@@ -41,7 +43,7 @@ def test_the_same_tokens(run, configuration):
 
 
 def test_scheduling_does_not_change_the_tokens(run):
-    wide, tight = run("wide", "--count"), run("tight", "--count")
+    wide, tight = run("wide", "--count"), run("tight")
     for greedy in ("greedy", "penalties"):
         assert wide["digests"][greedy] == tight["digests"][greedy]
     assert wide["metrics"]["vllm:prefix_cache_hits"] > 0
