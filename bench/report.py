@@ -84,8 +84,9 @@ def _missing(cases: dict[str, Any]) -> str:
         )
     text += ". "
     if losses:
-        text += "Slower than upstream's form: " + ", ".join(
-            f"{entry['id']} ({entry['ratio']:.2f}x)" for entry in losses
+        text += "Slower than upstream's form, with the whole interval: " + ", ".join(
+            f"{entry['id']} ({table.number(-entry['difference_ns'])} ns of {table.number(entry['upstream_ns'])})"
+            for entry in losses
         )
     else:
         text += "No case of the helpers is slower than upstream's form with its whole interval"
@@ -154,10 +155,9 @@ def page(cases: dict[str, Any], steps: dict[str, Any], gpus: list[dict[str, Any]
         "## Recorded engine steps",
         _steps(steps).rstrip(),
     ]
-    for heading, text in show.sections(cases, table.markdown):
-        # A note after a table is a paragraph of its own in Markdown, and its star no list item.
-        body = "\n\n".join(text.rstrip().rsplit("|\n", 1)) if "|\n" in text else text
-        parts += [f"## {heading}", body.replace("\n*", "\n\n\\*").replace("\n=", "\n\n=")]
+    for heading, found in show.sections(cases, table.markdown):
+        # A star at the beginning of a line would make a list of the notes.
+        parts += [f"## {heading}", found.text.rstrip(), *(note.replace("*", "\\*") for note in found.notes)]
     parts += ["## On a GPU", gpu.render(gpus, table.markdown)]
     parts += ["## Plots", *(f"![{name.removesuffix('.svg')}]({name})" for name in drawings)]
     return "\n\n".join(parts) + "\n"

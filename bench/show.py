@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bench import table
 
 Entry = dict[str, Any]
 Draw = Callable[[Sequence[str], Sequence[Sequence[str]], int], str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table and the notes below it."""
+
+    text: str
+    notes: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join([self.text, *self.notes])
+
 
 HEADINGS = {
     "helpers": "The helpers, each by itself",
@@ -18,8 +31,8 @@ HEADINGS = {
 }
 
 
-def cases(entries: Iterable[Entry], draw: Draw = table.render, verdicts: bool = True, unsettled: str = "") -> str:
-    """The table of some cases. A case without a verdict shows why instead of numbers; stars are explained below it.
+def cases(entries: Iterable[Entry], draw: Draw = table.render, verdicts: bool = True, unsettled: str = "") -> Table:
+    """The table of some cases. One without a verdict shows why instead of numbers; the notes explain stars and signs.
 
     `unsettled`: why the numbers of parallel cases mean nothing, if they do not.
     """
@@ -49,7 +62,7 @@ def cases(entries: Iterable[Entry], draw: Draw = table.render, verdicts: bool = 
         notes.append(f"no verdict: {unsettled}")
     if any(entry["same_path"] for entry in entries):
         notes.append("= both sides end in the same code of PyTorch's or CPython's: 1 is all there is to reach")
-    return text + "".join(f"\n{note}" for note in notes)
+    return Table(text, notes)
 
 
 def first(entries: Iterable[Entry], draw: Draw = table.render) -> str:
@@ -79,14 +92,14 @@ def memory(entries: Iterable[Entry], draw: Draw = table.render) -> str:
     return draw(titles, rows, 1)
 
 
-def sections(document: dict[str, Any], draw: Draw = table.render) -> list[tuple[str, str]]:
+def sections(document: dict[str, Any], draw: Draw = table.render) -> list[tuple[str, Table]]:
     """Every table that the document has rows for, each with its heading."""
     found = []
     for group, heading in HEADINGS.items():
         if chosen := [entry for entry in document["cases"] if entry["group"] == group]:
             found.append((heading, cases(chosen, draw, document["verdicts"], document["unsettled"])))
     if document["first"]:
-        found.append(("First calls", first(document["first"], draw)))
+        found.append(("First calls", Table(first(document["first"], draw), [])))
     if document["memory"]:
-        found.append(("Memory", memory(document["memory"], draw)))
+        found.append(("Memory", Table(memory(document["memory"], draw), [])))
     return found

@@ -304,13 +304,13 @@ def test_targets(target, found, answer):
 
 def test_losses_and_bounds_stay_in_the_table():
     case = CASES[0]
-    text = show.cases(
+    found = show.cases(
         [
             results.Measured(case, verdict(0.5, 0.4, 0.6, difference=-100.0)).entry(),
             results.Measured(case, verdict(800, resolved=False)).entry(),
         ]
     )
-    loss, bound = text.splitlines()[2:]
+    loss, bound = str(found).splitlines()[2:]
     assert "0.50x" in loss
     assert loss.endswith("not met")
     assert ">800.00x" in bound
@@ -318,8 +318,7 @@ def test_losses_and_bounds_stay_in_the_table():
 
 def test_a_star_is_explained_once_below_the_table():
     starred = [case for case in CASES if case.id.startswith("peer tuple: x[")]
-    text = show.cases([results.Measured(case, verdict(1.1)).entry() for case in starred])
-    lines = text.splitlines()
+    lines = str(show.cases([results.Measured(case, verdict(1.1)).entry() for case in starred])).splitlines()
     assert sum(" *1 " in line for line in lines) == len(starred)
     assert lines[-1] == f"*1 {starred[0].star}"
     assert "other ns" in lines[0]
