@@ -13,10 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TextIO
-
-if TYPE_CHECKING:
-    import psutil
+from typing import Any, TextIO
 
 #: ``vllm.v1.utils`` while the plugin has put our helpers into it: what is patched there must be seen here.
 stood_in_for: ModuleType | None = None
@@ -202,47 +199,3 @@ def is_descendant(pid: int) -> bool:
         return process.status() != psutil.STATUS_ZOMBIE and any(parent.pid == own for parent in process.parents())
     except psutil.NoSuchProcess:
         return False
-
-
-def kill_process_tree(pid: int) -> None:
-    """SIGKILL to the process `pid` and to all that it started, directly or not; if it is gone, nothing.
-
-    All are stopped first: a stopped process starts no others, so none is missed. A number that was given to another
-    process meanwhile is recognised by its start time. What may not be killed is logged. `pid` may be the caller's own.
-    Raises ValueError for a `pid` below 2, which names no ordinary process.
-    """
-    import psutil
-
-    if pid < 2:
-        raise ValueError(f"pid {pid} names no ordinary process; it is not killed")
-    try:
-        root = psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return
-    tree = [root]
-    seen = {root}
-    new = [root]
-    while new:
-        for process in new:
-            if process.pid != os.getpid():
-                _signal(process, "suspend")
-        try:
-            below = root.children(recursive=True)
-        except psutil.NoSuchProcess:
-            break
-        new = [process for process in below if process not in seen]
-        tree += new
-        seen.update(new)
-    for process in reversed(tree):  # the root last: it may be this process
-        _signal(process, "kill")
-
-
-def _signal(process: psutil.Process, how: str) -> None:
-    import psutil
-
-    try:
-        getattr(process, how)()
-    except psutil.NoSuchProcess:
-        pass
-    except psutil.AccessDenied:
-        logger(__name__).warning("no permission to %s the process %d", how, process.pid)

@@ -3,14 +3,12 @@
 import io
 import logging
 import os
-import signal
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import psutil
 import pytest
-from process_ends import all_end
 
 from fastutils import _host
 
@@ -248,74 +246,6 @@ def tree():
             if process.is_running():
                 process.kill()
         root.kill()
-
-
-def test_the_whole_tree_is_killed(tree):
-    root, below = tree
-    _host.kill_process_tree(root.pid)
-    assert root.wait(30) == -signal.SIGKILL
-    assert all_end(below)
-
-
-def test_a_tree_below_a_stopped_process(tree):
-    root, below = tree
-    below[0].suspend()
-    _host.kill_process_tree(root.pid)
-    assert root.wait(30) == -signal.SIGKILL
-    assert all_end(below)
-
-
-FORKS = """
-import os, time
-print(flush=True)
-for _ in range(300):
-    if os.fork() == 0:
-        if os.fork() == 0:
-            os.setsid()
-        time.sleep(60)
-        os._exit(0)
-time.sleep(60)
-"""
-
-
-def test_a_process_that_keeps_starting_others_leaves_none(monkeypatch):
-    monkeypatch.setenv("FASTUTILS_TEST_TREE", marker := os.urandom(8).hex())
-    with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True) as root:
-        root.stdout.readline()
-        _host.kill_process_tree(root.pid)
-        assert root.wait(30) == -signal.SIGKILL
-    left = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get("FASTUTILS_TEST_TREE") == marker:
-                left.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            pass
-    assert all_end(left)
-
-
-def test_a_process_that_is_gone_is_left_alone():
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
-        pass
-    _host.kill_process_tree(gone.pid)
-
-
-@pytest.mark.parametrize("pid", [1, 0, -1])
-def test_numbers_that_mean_a_group_or_the_first_process_are_refused(pid):
-    with pytest.raises(ValueError, match=f"pid {pid} names no ordinary process"):
-        _host.kill_process_tree(pid)
-
-
-def test_what_may_not_be_killed_is_logged(monkeypatch, tree, caplog):
-    def refuse(self):
-        raise psutil.AccessDenied(self.pid)
-
-    root, _ = tree
-    monkeypatch.setattr(psutil.Process, "kill", refuse)
-    _host.kill_process_tree(root.pid)
-    assert f"no permission to kill the process {root.pid}" in caplog.text
-    monkeypatch.undo()
-    _host.kill_process_tree(root.pid)
 
 
 def test_who_descends_from_this_process(tree):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import operator
 import os
@@ -22,7 +23,8 @@ def get_engine_client_zmq_addr(local_only: bool, host: str, port: int = 0) -> st
     choose when the socket is bound; whoever binds reads the real one from ``zmq.LAST_ENDPOINT``.
 
     Raises ValueError for an IPC path longer than the platform's sockets allow (107 bytes on Linux), an empty host and
-    a port outside 0..65535; TypeError for a port that is no integer.
+    a port outside 0..65535; TypeError for a port that is no integer; PermissionError if sockets may not be created in
+    FOLDER.
     """
     return _ipc_address() if local_only else _tcp_address(host, port)
 
@@ -35,6 +37,10 @@ def _ipc_address() -> str:
         raise ValueError(
             f"the IPC path {path!r} takes {length} bytes, but a socket's path holds at most {IPC_PATH_LIMIT}; "
             "set VLLM_RPC_BASE_PATH to a shorter folder"
+        )
+    if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(
+            errno.EACCES, "no permission to create sockets in the folder; set VLLM_RPC_BASE_PATH to another", folder
         )
     return f"ipc://{path}"
 
@@ -56,3 +62,41 @@ def _is_ipv6(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def split_tcp_address(address: str) -> tuple[str, int | None]:
+    """(host without brackets, port) of ``tcp://host:port``; the port is None for ``*``.
+
+    Raises ValueError for anything else, and for a port outside 0..65535.
+    """
+    host, separator, port = address.removeprefix("tcp://").rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not address.startswith("tcp://") or not separator or not host or (":" in host and not bracketed):
+        raise ValueError(f"{address!r} is not of the form tcp://host:port (an IPv6 host in brackets) or ipc://path")
+    if port != "*" and not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError(f"the port of {address!r} is not in 0..65535")
+    return host.removeprefix("[").removesuffix("]"), None if port == "*" else int(port)
+
+
+def is_wildcard_host(host: str) -> bool:
+    """Whether `host` means every interface: it can be bound, but nobody elsewhere can connect to it."""
+    return host in ("*", "0.0.0.0", "::")
+
+
+def check_bindable(address: object, name: str) -> None:
+    """Refuse what no server in another process could bind: TypeError if no string, ValueError for another form.
+
+    ``tcp://host:port`` and ``ipc://path`` are looked at; other transports are ZMQ's business, except ``inproc``.
+    """
+    if not isinstance(address, str):
+        raise TypeError(f"{name} must be a string such as 'tcp://127.0.0.1:0', not {address!r}")
+    transport, separator, path = address.partition("://")
+    try:
+        if not separator or transport == "tcp":
+            split_tcp_address(address)
+        elif transport == "inproc":
+            raise ValueError(f"{address!r} reaches nobody outside its own process")
+        elif transport == "ipc" and not 0 < len(os.fsencode(path)) <= IPC_PATH_LIMIT:
+            raise ValueError(f"the path of {address!r} must take 1 to {IPC_PATH_LIMIT} bytes")
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None

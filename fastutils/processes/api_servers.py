@@ -8,19 +8,27 @@ import importlib
 import importlib.util
 import multiprocessing
 import operator
+import sys
 from collections.abc import Callable, Coroutine, Sequence
-from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, overload
 
 from fastutils import _host
 from fastutils.processes import termination
-from fastutils.processes.death_pipe import Lifeline, WatchedTarget
+from fastutils.processes.addresses import check_bindable
+from fastutils.processes.death_pipe import Lifeline
+from fastutils.processes.families import Leader
+from fastutils.processes.forms import also_called
+from fastutils.processes.guarding import Guard
+from fastutils.processes.interrupts import Interruptions
+from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.readiness import ReportPipe, gather_bound_addresses
+from fastutils.processes.spawning import ServerProcess, WatchedTarget
 from fastutils.processes.timeouts import checked_timeout
 
 # Where vLLM keeps ``run_server_worker``: since 0.29, and before.
 _WORKER_HOMES = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
+_ADMISSION_CONTROL = "vllm.v1.engine.admission_control"
 
 
 class APIServerProcessManager:
@@ -32,15 +40,26 @@ class APIServerProcessManager:
     ``actual_address_pipe`` (for `fastutils.processes.report_bound_addresses`) and, when given, ``stats_update_address``
     and ``tensor_queue``. Everything passed must be picklable for a spawned process; `sock` stays the caller's.
 
-    The constructor blocks until all are launched, not until they serve: see `gather_actual_addresses`. Children end
-    when this process ends, even by SIGKILL, when `shutdown` is called, and when the manager is collected.
+    The call of vLLM 0.32 and later works as well: bound sockets (`fastutils.processes.ZmqListener` or objects alike)
+    as ``input_listeners`` and ``output_listeners``, or in the place of the addresses. They belong to the manager from
+    the call on, whether it succeeds or not. ``client_config`` then holds ``input_listener`` and ``output_listener``,
+    the `socket.socket` objects (see `fastutils.processes.adopt_listeners`), in place of the pipe, and for more than one
+    server ``api_server_loads``, a shared array of `num_servers` C ints, 2**31 - 1 each. Within a vLLM that has
+    admission control, ``mp_admission_counters`` is there if ``args.max_num_queued_reqs`` is set.
 
-    Raises ValueError if `num_servers` is not positive or the address lists do not have that length; RuntimeError,
-    caused by the original error, if a process cannot be started: those started before it have been ended then.
+    The constructor blocks until all are launched, not until they serve: see `gather_actual_addresses`. Children end
+    when this process ends, even by SIGKILL, when `shutdown` is called, and when the manager is collected, with all
+    that they have started. Each leads a process group of its own, so Ctrl-C in a terminal reaches this process alone,
+    which is to shut them down. A small guard process runs beside them.
+
+    Raises ValueError if `num_servers` is not positive, the address lists do not have that length, or an address is of
+    a form that no server could bind; RuntimeError, caused by the original error, if a process cannot be started: those
+    started before it have been ended then.
 
     Attributes: ``processes``, by client index; ``listen_address``, ``sock`` and ``args`` as given.
     """
 
+    @overload
     def __init__(
         self,
         listen_address: str,
@@ -52,69 +71,122 @@ class APIServerProcessManager:
         target_server_fn: Callable[..., Any] | None = None,
         stats_update_address: str | None = None,
         tensor_queue: Any | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        listen_address: str,
+        sock: Any,
+        args: argparse.Namespace,
+        num_servers: int,
+        input_listeners: Sequence[Listener],
+        output_listeners: Sequence[Listener],
+        target_server_fn: Callable[..., Any] | None = None,
+        stats_update_address: str | None = None,
+        tensor_queue: Any | None = None,
+    ) -> None: ...
+
+    @also_called(input_listeners="input_addresses", output_listeners="output_addresses")
+    def __init__(
+        self,
+        listen_address: str,
+        sock: Any,
+        args: argparse.Namespace,
+        num_servers: int,
+        input_addresses: list[Any],
+        output_addresses: list[Any],
+        target_server_fn: Callable[..., Any] | None = None,
+        stats_update_address: str | None = None,
+        tensor_queue: Any | None = None,
     ) -> None:
-        count = _checked_count(num_servers, input_addresses, output_addresses)
-        target = run_api_server_worker_proc if target_server_fn is None else target_server_fn
-        if not callable(target):
-            raise TypeError(f"target_server_fn must be callable, not {target!r}")
+        listeners = [thing for thing in (*input_addresses, *output_addresses) if is_listener(thing)]
         self.listen_address = listen_address
         self.sock = sock
         self.args = args
         self.processes: list[BaseProcess] = []
-        self._pipes: list[ReportPipe] = []
         self._reports: dict[int, tuple[str, str]] = {}
-        self._lifeline = Lifeline()
-        self._clean_up = termination.CleanUp(self, _end, self.processes, self._pipes, self._lifeline)
+        self._resources = _Resources(listeners)
+        self._clean_up = termination.CleanUp(self, _end, self.processes, self._resources)
         optional = {"stats_update_address": stats_update_address, "tensor_queue": tensor_queue}
-        for index in range(count):
-            client_config = {
-                "input_address": input_addresses[index],
-                "output_address": output_addresses[index],
-                "client_count": count,
-                "client_index": index,
-                **{name: value for name, value in optional.items() if value is not None},
-            }
-            try:
-                self._start(index, target, client_config)
-            except BaseException as error:
-                self._clean_up(None)
-                if isinstance(error, Exception):
-                    raise RuntimeError(
-                        f"cannot start API server process ApiServer_{index} ({index + 1} of {count}): {error!r}; "
-                        f"the {index} started before it were ended"
-                    ) from error
-                raise
+        try:
+            count = _checked_count(num_servers, input_addresses, output_addresses)
+            target = run_api_server_worker_proc if target_server_fn is None else target_server_fn
+            if not callable(target):
+                raise TypeError(f"target_server_fn must be callable, not {target!r}")
+            if listeners:
+                _check_listeners(input_addresses, output_addresses)
+            else:
+                for name, addresses in ("input_addresses", input_addresses), ("output_addresses", output_addresses):
+                    for index, address in enumerate(addresses):
+                        check_bindable(address, f"{name}[{index}]")
+            shared = {name: value for name, value in optional.items() if value is not None}
+            shared |= _shared_arrays(count, args, bool(listeners))
+            self._start_all(count, target, input_addresses, output_addresses, shared)
+        except BaseException:
+            self._clean_up(None)
+            raise
         _host.logger(__name__).info("Started %d API server processes", count)
 
-    def _start(self, index: int, target: Callable[..., Any], client_config: dict[str, Any]) -> None:
-        context = multiprocessing.get_context("spawn")
-        receiver, sender = context.Pipe(duplex=False)
-        self._pipes.append(ReportPipe(receiver))
-        # The child alone may hold the writing end: its death must show as the end of the pipe.
-        with contextlib.closing(sender):
-            client_config["actual_address_pipe"] = sender
-            call = WatchedTarget(self._lifeline, target, self.listen_address, self.sock, self.args, client_config)
-            process: SpawnProcess = context.Process(target=call, name=f"ApiServer_{index}")
+    def _start_all(
+        self, count: int, target: Callable[..., Any], inputs: list[Any], outputs: list[Any], shared: dict[str, Any]
+    ) -> None:
+        for index in range(count):
+            config = {"client_count": count, "client_index": index, **shared}
+            try:
+                with Interruptions():  # a process that is started must be known, whatever a signal's handler raises
+                    self._start(index, target, inputs[index], outputs[index], config)
+            except Exception as error:
+                raise RuntimeError(
+                    f"cannot start API server process ApiServer_{index} ({index + 1} of {count}): {error!r}; "
+                    f"the {index} started before it were ended"
+                ) from error
+
+    def _start(
+        self, index: int, target: Callable[..., Any], input_at: Any, output_at: Any, config: dict[str, Any]
+    ) -> None:
+        guard = self._resources.open()
+        with contextlib.ExitStack() as after_start:
+            if is_listener(input_at):
+                config |= {"input_address": input_at.address, "output_address": output_at.address}
+                config |= {"input_listener": input_at.socket, "output_listener": output_at.socket}
+                self._reports[index] = input_at.address, output_at.address
+            else:
+                receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+                # The child alone may hold the writing end: its death must show as the end of the pipe.
+                after_start.enter_context(contextlib.closing(sender))
+                self._resources.pipes.append(ReportPipe(receiver))
+                config |= {"input_address": input_at, "output_address": output_at, "actual_address_pipe": sender}
+            lifeline = self._resources.lifeline
+            call = WatchedTarget(lifeline, target, self.listen_address, self.sock, self.args, config)
+            process = ServerProcess(target=call, name=f"ApiServer_{index}")
             process.start()
         self.processes.append(process)
+        if process.leader is not None:
+            self._resources.leaders.append(process.leader)
+            guard.look_after(process.leader)
+        for listener in (input_at, output_at):
+            if is_listener(listener):
+                listener.close()
 
     def gather_actual_addresses(self, timeout: float | None = None) -> tuple[list[str], list[str]]:
         """(input addresses, output addresses) as the children bound them, both by client index.
 
         Blocks until each child has reported, for at most `timeout` seconds (default: ``VLLM_ENGINE_READY_TIMEOUT_S``,
-        600). Reports are kept: after a timeout it may be called again, after success it returns the same at once.
+        600). Reports are kept: after a timeout it may be called again, after success it returns the same at once. A
+        child's first report counts. The addresses of listeners are known from the start.
 
         Raises RuntimeError "Timed out after ...s waiting for API server(s) to report bound ZMQ addresses: [names]",
         "API server process NAME exited (code=N) before reporting its bound ZMQ addresses", "API server NAME closed
-        its address pipe without reporting its bound ZMQ addresses", for a report of another form, and after
-        `shutdown`; ValueError for a negative or non-finite `timeout`.
+        its address pipe without reporting its bound ZMQ addresses", for a report of another form or of a wildcard
+        address, to which nobody could connect, and after `shutdown`; ValueError for a negative or non-finite `timeout`.
         """
         given = _host.env("VLLM_ENGINE_READY_TIMEOUT_S") if timeout is None else timeout
         seconds = checked_timeout(given, "VLLM_ENGINE_READY_TIMEOUT_S" if timeout is None else "timeout")
         if len(self._reports) < len(self.processes):
             if not self._clean_up.finalizer.alive:
                 raise RuntimeError("the API servers were shut down before all had reported their bound ZMQ addresses")
-            gather_bound_addresses(self.processes, self._pipes, self._reports, seconds)
+            gather_bound_addresses(self.processes, self._resources.pipes, self._reports, seconds)
         reports = [self._reports[index] for index in range(len(self.processes))]
         return [inputs for inputs, _ in reports], [outputs for _, outputs in reports]
 
@@ -125,31 +197,79 @@ class APIServerProcessManager:
         self._clean_up(timeout)
 
 
-def _checked_count(num_servers: int, input_addresses: Sequence[str], output_addresses: Sequence[str]) -> int:
+class _Resources:
+    """What a manager holds besides its processes; closed when these have ended."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self.listeners = listeners
+        self.pipes: list[ReportPipe] = []
+        self.leaders: list[Leader] = []
+        self.lifeline: Lifeline
+        self.guard: Guard | None = None
+
+    def open(self) -> Guard:
+        if self.guard is None:
+            self.lifeline = Lifeline()
+            self.guard = Guard()
+        return self.guard
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as closing:  # each is closed, whichever fails
+            for listener in self.listeners:
+                closing.callback(listener.cleanup)
+            for pipe in self.pipes:
+                closing.callback(pipe.close)
+            if hasattr(self, "lifeline"):
+                closing.callback(self.lifeline.close)
+            if self.guard is not None:
+                closing.callback(self.guard.close)
+
+
+def _checked_count(num_servers: int, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
     if isinstance(num_servers, bool):
         raise TypeError(f"num_servers must be an integer, not {num_servers!r}")
     count = operator.index(num_servers)
     if count < 1:
         raise ValueError(f"num_servers={count}: at least one API server is needed")
-    inputs, outputs = len(input_addresses), len(output_addresses)
-    if not inputs == outputs == count:
+    if not len(inputs) == len(outputs) == count:
+        kind = "listeners" if any(map(is_listener, (*inputs, *outputs))) else "addresses"
         raise ValueError(
-            f"num_servers={count} needs as many addresses of each kind, but got {inputs} input_addresses and "
-            f"{outputs} output_addresses"
+            f"num_servers={count} needs as many {kind} of each kind, but got {len(inputs)} input_{kind} and "
+            f"{len(outputs)} output_{kind}"
         )
     return count
 
 
-def _end(
-    timeout: float | None, processes: Sequence[BaseProcess], pipes: Sequence[ReportPipe], lifeline: Lifeline
-) -> None:
+def _check_listeners(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    for name, listeners in ("input_listeners", inputs), ("output_listeners", outputs):
+        for index, listener in enumerate(listeners):
+            if not is_listener(listener):
+                raise TypeError(f"{name}[{index}] must be a listener like the others, not {listener!r}")
+            if listener.socket.fileno() < 0:
+                raise ValueError(f"{name}[{index}] at {listener.address} is closed")
+
+
+def _shared_arrays(count: int, args: Any, with_loads: bool) -> dict[str, Any]:
+    if count < 2:
+        return {}
+    arrays = {}
+    context = multiprocessing.get_context("spawn")
+    if with_loads:
+        # Each server counts its connections here; one that has not started yet is never the least loaded.
+        arrays["api_server_loads"] = context.RawArray("i", [2**31 - 1] * count)
+    if getattr(args, "max_num_queued_reqs", None) is not None and "vllm" in sys.modules:
+        with contextlib.suppress(ModuleNotFoundError):  # a vLLM without admission control
+            stats = importlib.import_module(_ADMISSION_CONTROL).SharedAdmissionStats
+            arrays["mp_admission_counters"] = context.RawArray("q", stats.num_counters(count))
+    return arrays
+
+
+def _end(timeout: float | None, processes: Sequence[BaseProcess], resources: _Resources) -> None:
     grace_s = termination.DEFAULT_GRACE_S if timeout is None else timeout
     try:
-        termination.end_all(processes, grace_s, "API server manager")
+        termination.end_all(processes, grace_s, "API server manager", resources.leaders)
     finally:
-        for pipe in pipes:
-            pipe.close()
-        lifeline.close()
+        resources.close()
 
 
 def run_api_server_worker_proc(

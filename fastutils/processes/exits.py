@@ -17,14 +17,14 @@ from collections.abc import Iterable, Sequence
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fastutils import _host
 from fastutils.processes.timeouts import Deadline
 
 #: How long an ended process may take until its exit code can be read.
 SETTLE_S = 1.0
-_SETTLE_STEP_S = 0.002
+SETTLE_STEP_S = 0.002
 # Between looks at a process that neither a pidfd nor its sentinel can announce.
 _BLIND_STEP_S = 0.05
 
@@ -58,6 +58,19 @@ def explain_exit(exitcode: int | None) -> str:
     return f": killed by {name}{hint}"
 
 
+class ProcessEnd(NamedTuple):
+    """How a process ended. As text: ``ApiServer_0 (PID: 71) ended while running: exit code -11: killed by SIGSEGV``."""
+
+    name: str
+    pid: int | None
+    exitcode: int | None
+    phase: str  #: "starting" (before its report), "running" or "stopping" (after its SIGTERM)
+
+    def __str__(self) -> str:
+        told = f"exit code {self.exitcode}{explain_exit(self.exitcode)}"
+        return f"{self.name} (PID: {self.pid}) ended while {self.phase}: {told}"
+
+
 def settled_exit_code(process: ProcessLike, wait_s: float = SETTLE_S) -> int | None:
     """The exit code of a process that has just ended, waiting up to `wait_s` seconds for it to become readable.
 
@@ -68,7 +81,7 @@ def settled_exit_code(process: ProcessLike, wait_s: float = SETTLE_S) -> int | N
         code = process.exitcode
         if code is not None or deadline.passed:
             return code
-        time.sleep(_SETTLE_STEP_S)
+        time.sleep(SETTLE_STEP_S)
 
 
 def open_pidfd(process: ProcessLike) -> int | None:

@@ -95,7 +95,8 @@ def gather_bound_addresses(
 ) -> None:
     """Fill `reports`, (input address, output address) by position, until each of `processes` has reported.
 
-    What has been reported stays in `reports` when an error is raised: a later call goes on from there. Errors as in
+    What has been reported stays in `reports` when an error is raised: a later call goes on from there. A process's
+    first report counts; its pipe is closed then, so that a second one fails where it is sent. Errors as in
     `APIServerProcessManager.gather_actual_addresses`.
     """
     pending = [position for position in range(len(processes)) if position not in reports]
@@ -113,6 +114,7 @@ def gather_bound_addresses(
                 report = _read_report(process, pipe, watch, exited)
                 if report is not None:
                     reports[position] = report
+                    pipe.close()
                     pending.remove(position)
                     watch.forget(process)
                 elif exited:
@@ -164,8 +166,24 @@ def _addresses_in(process: ProcessLike, message: bytes) -> tuple[str, str]:
     if isinstance(report, Mapping):
         addresses = report.get("input_address"), report.get("output_address")
         if all(isinstance(address, str) and address for address in addresses):
+            for address in addresses:
+                _check_reachable(process, str(address))
             return str(addresses[0]), str(addresses[1])
     raise _wrong_report(process, f"{report!r:.200}")
+
+
+def _check_reachable(process: ProcessLike, address: str) -> None:
+    from fastutils.processes.addresses import is_wildcard_host, split_tcp_address
+
+    try:
+        host, _ = split_tcp_address(address)
+    except ValueError:
+        return  # another transport, which ZMQ knows
+    if is_wildcard_host(host):
+        raise RuntimeError(
+            f"API server {process.name} (PID: {process.pid}) reported {address}, which stands for every interface: "
+            "other machines cannot connect to it; bind the address of one interface"
+        )
 
 
 def _wrong_report(process: ProcessLike, what: str) -> RuntimeError:

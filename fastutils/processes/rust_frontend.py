@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
+import operator
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 from fastutils import _host
-from fastutils.processes import termination
+from fastutils.processes import families, termination
+from fastutils.processes.forms import also_called
+from fastutils.processes.guarding import Guard
+from fastutils.processes.interrupts import Interruptions
+from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.redaction import redact
 from fastutils.processes.subprocess_twin import SubprocessTwin
 from fastutils.processes.timeouts import checked_timeout
@@ -24,7 +30,8 @@ _NOT_FORWARDED = frozenset(
     {"api_server_count", "data_parallel_rank", "data_parallel_external_lb", "data_parallel_hybrid_lb"}
 )
 _MINIMAL_GRACE_S = 5.0
-_VLLM_ARGUMENTS = "vllm.entrypoints.serve.utils.api_utils"
+# Where vLLM keeps ``jsonify_non_default_args``: since 0.33, and before.
+_CONVERTER_HOMES = ("vllm.entrypoints.common.startup", "vllm.entrypoints.serve.utils.api_utils")
 
 
 class RustFrontendProcessManager:
@@ -36,12 +43,23 @@ class RustFrontendProcessManager:
     ``engine_ready_timeout_secs`` and ``http_timeout_keep_alive`` from ``VLLM_ENGINE_READY_TIMEOUT_S`` and
     ``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``. The launch is logged with its credentials hidden.
 
+    The calls of later versions work as well. `data_parallel_size` (0.28) adds ``--data-parallel-size D`` after the
+    engine count. Bound sockets (0.32; `fastutils.processes.ZmqListener` or objects alike) as ``input_listener`` and
+    ``output_listener``, or in the place of the addresses, are inherited: ``--input-listener-fd`` and
+    ``--output-listener-fd`` stand where the addresses stood, and JSON always holds ``model_tag``, or ``model`` in its
+    place. They belong to the manager from the call on, whether it succeeds or not. `grpc_sock` is a second listening
+    socket: ``--grpc-listen-fd G``.
+
     Within vLLM its own parser tells the defaults. Elsewhere they are the fields' defaults if `args` is a dataclass,
     else ``argument_defaults`` (set it in a subclass: ``vars(parser.parse_args([]))``), else None for every argument;
     a default that is passed on all the same changes nothing for a frontend that has the same default.
 
-    Raises ValueError for a closed `sock`, and FileNotFoundError, PermissionError or another OSError, with the path,
-    when the binary cannot be run.
+    The frontend ends when this process ends, even by SIGKILL, when `shutdown` is called, and when the manager is
+    collected, with all that it has started: a small guard process, whose process group it joins, sees to that. So
+    Ctrl-C in a terminal reaches this process alone, which is to shut it down.
+
+    Raises ValueError for a closed socket and for engine numbers below 0, and FileNotFoundError, PermissionError or
+    another OSError, with the path, when the binary cannot be run.
 
     Attribute: ``processes``, one object with the interface of a `multiprocessing` process, named ``RustFrontend``.
     """
@@ -49,6 +67,7 @@ class RustFrontendProcessManager:
     #: Name -> default of the arguments, where neither vLLM nor a dataclass tells them.
     argument_defaults: ClassVar[Mapping[str, Any]] = {}
 
+    @overload
     def __init__(
         self,
         binary_path: str,
@@ -59,33 +78,94 @@ class RustFrontendProcessManager:
         engine_start_index: int,
         engine_count: int,
         stats_update_address: str | None = None,
-    ) -> None:
-        descriptor = sock.fileno()
-        if descriptor < 0:
-            raise ValueError(f"the listening socket {sock!r} is closed; the frontend needs its descriptor")
-        command = [
-            *(os.fspath(binary_path), "frontend"),
-            *("--listen-fd", str(descriptor)),
-            *("--input-address", input_address),
-            *("--output-address", output_address),
-            *("--engine-start-index", str(engine_start_index)),
-            *("--engine-count", str(engine_count)),
-        ]
-        if stats_update_address is not None:
-            command += ["--coordinator-address", stats_update_address]
-        command += ["--args-json", json.dumps(self._forwarded_arguments(args), sort_keys=True)]
-        shown = shlex.join(redact(command))
-        _host.logger(__name__).info("Launching Rust frontend: %s", shown)
-        popen = _launch(command, descriptor)
-        self.processes: list[SubprocessTwin] = [SubprocessTwin(popen, "RustFrontend")]
-        self._clean_up = termination.CleanUp(self, _end, self.processes)
+        *,
+        data_parallel_size: int | None = None,
+        grpc_sock: Any | None = None,
+    ) -> None: ...
 
-    def _forwarded_arguments(self, args: Any) -> dict[str, Any]:
+    @overload
+    def __init__(
+        self,
+        binary_path: str,
+        sock: Any,
+        args: argparse.Namespace,
+        input_listener: Listener,
+        output_listener: Listener,
+        engine_start_index: int,
+        engine_count: int,
+        stats_update_address: str | None = None,
+        *,
+        data_parallel_size: int | None = None,
+        grpc_sock: Any | None = None,
+    ) -> None: ...
+
+    @also_called(input_listener="input_address", output_listener="output_address")
+    def __init__(
+        self,
+        binary_path: str,
+        sock: Any,
+        args: argparse.Namespace,
+        input_address: Any,
+        output_address: Any,
+        engine_start_index: int,
+        engine_count: int,
+        stats_update_address: str | None = None,
+        *,
+        data_parallel_size: int | None = None,
+        grpc_sock: Any | None = None,
+    ) -> None:
+        self.processes: list[SubprocessTwin] = []
+        self._resources = _Resources([thing for thing in (input_address, output_address) if is_listener(thing)])
+        self._clean_up = termination.CleanUp(self, _end, self.processes, self._resources)
+        try:
+            descriptors = {"--listen-fd": _descriptor("the listening socket", sock)}
+            addresses = {"--input-address": input_address, "--output-address": output_address}
+            with_listeners = bool(self._resources.listeners)
+            if with_listeners:
+                descriptors["--input-listener-fd"] = _descriptor_of("input_listener", input_address)
+                descriptors["--output-listener-fd"] = _descriptor_of("output_listener", output_address)
+                addresses = {}
+            if stats_update_address is not None and not isinstance(stats_update_address, str):
+                raise TypeError(
+                    f"stats_update_address must be a string, not {stats_update_address!r}; "
+                    "data_parallel_size is passed by keyword"
+                )
+            options: dict[str, Any] = {
+                **descriptors,
+                **addresses,
+                "--engine-start-index": _checked_number("engine_start_index", engine_start_index, 0),
+                "--engine-count": _checked_number("engine_count", engine_count, 1),
+            }
+            if data_parallel_size is not None:
+                options["--data-parallel-size"] = _checked_number("data_parallel_size", data_parallel_size, 1)
+            if grpc_sock is not None:
+                options["--grpc-listen-fd"] = descriptors["--grpc-listen-fd"] = _descriptor("grpc_sock", grpc_sock)
+            if stats_update_address is not None:
+                options["--coordinator-address"] = stats_update_address
+            forwarded = self._forwarded_arguments(args, with_listeners)
+            command = [os.fspath(binary_path), "frontend"]
+            for name, value in options.items():
+                command += [name, str(value)]
+            command += ["--args-json", json.dumps(forwarded, sort_keys=True)]
+            _host.logger(__name__).info("Launching Rust frontend: %s", shlex.join(redact(command)))
+            with Interruptions():  # a process that is started must be known, whatever a signal's handler raises
+                self.processes.append(self._resources.launch(command, [*descriptors.values()]))
+            for listener in self._resources.listeners:
+                listener.close()
+        except BaseException:
+            self._clean_up(None)
+            raise
+
+    def _forwarded_arguments(self, args: Any, with_model_tag: bool) -> dict[str, Any]:
         arguments = {
             name: value
             for name, value in non_default_arguments(args, self.argument_defaults).items()
             if name not in _NOT_FORWARDED
         }
+        if with_model_tag:
+            model_tag = getattr(args, "model_tag", None) or getattr(args, "model", None)
+            if model_tag is not None:
+                arguments["model_tag"] = model_tag
         arguments["engine_ready_timeout_secs"] = _host.env("VLLM_ENGINE_READY_TIMEOUT_S")
         arguments["http_timeout_keep_alive"] = _host.env("VLLM_HTTP_TIMEOUT_KEEP_ALIVE")
         return arguments
@@ -97,13 +177,66 @@ class RustFrontendProcessManager:
         self._clean_up(timeout)
 
 
-def _end(timeout: float | None, processes: Sequence[SubprocessTwin]) -> None:
-    termination.end_all(processes, max(timeout or 0.0, _MINIMAL_GRACE_S), "Rust frontend manager")
+class _Resources:
+    """What a manager holds besides its process; closed when this has ended."""
+
+    def __init__(self, listeners: Sequence[Listener]) -> None:
+        self.listeners = listeners
+        self.leaders: list[families.Leader] = []
+        self.guard: Guard | None = None
+
+    def launch(self, command: list[str], descriptors: Sequence[int]) -> SubprocessTwin:
+        self.guard = Guard()
+        popen = _launch(command, descriptors, self.guard.placement())
+        process = SubprocessTwin(popen, "RustFrontend")
+        with contextlib.suppress(OSError):
+            self.leaders += filter(None, map(families.leader, (self.guard.pid, popen.pid)))
+        for leader in self.leaders[1:]:
+            self.guard.look_after(leader)
+        return process
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as closing:  # each is closed, whichever fails
+            for listener in self.listeners:
+                closing.callback(listener.cleanup)
+            if self.guard is not None:
+                closing.callback(self.guard.close)
 
 
-def _launch(command: list[str], descriptor: int) -> subprocess.Popen[bytes]:
+def _end(timeout: float | None, processes: Sequence[SubprocessTwin], resources: _Resources) -> None:
+    grace_s = max(timeout or 0.0, _MINIMAL_GRACE_S)
+    guests = [] if resources.guard is None else [resources.guard.pid]
     try:
-        return subprocess.Popen(command, pass_fds=(descriptor,))
+        termination.end_all(processes, grace_s, "Rust frontend manager", resources.leaders, guests)
+    finally:
+        resources.close()
+
+
+def _descriptor(name: str, sock: Any) -> int:
+    descriptor: int = sock.fileno()
+    if descriptor < 0:
+        raise ValueError(f"{name} {sock!r} is closed; the frontend needs its descriptor")
+    return descriptor
+
+
+def _descriptor_of(name: str, listener: Any) -> int:
+    if not is_listener(listener):
+        raise TypeError(f"{name} must be a listener like the other one, not {listener!r}")
+    return _descriptor(f"the socket of {name}", listener.socket)
+
+
+def _checked_number(name: str, number: int, least: int) -> int:
+    if isinstance(number, bool):
+        raise TypeError(f"{name} must be an integer, not {number!r}")
+    checked = operator.index(number)
+    if checked < least:
+        raise ValueError(f"{name}={checked}: it must be at least {least}")
+    return checked
+
+
+def _launch(command: list[str], descriptors: Sequence[int], placement: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, pass_fds=descriptors, **placement)
     except OSError as error:
         # Not the whole command: it may hold credentials.
         hint = "; is it a program for this machine, and executable?" if os.path.exists(command[0]) else ""
@@ -138,11 +271,12 @@ def _vllm_converter(args: Any) -> Callable[[Any], dict[str, Any]] | None:
     # Only where vLLM runs, and only for what it understands: its command line's arguments.
     if "vllm" not in sys.modules or not isinstance(args, argparse.Namespace):
         return None
-    try:
-        module = importlib.import_module(_VLLM_ARGUMENTS)
-    except ModuleNotFoundError:
-        return None
-    return getattr(module, "jsonify_non_default_args", None)
+    for home in _CONVERTER_HOMES:
+        with contextlib.suppress(ModuleNotFoundError):
+            converter = getattr(importlib.import_module(home), "jsonify_non_default_args", None)
+            if converter is not None:
+                return converter  # type: ignore[no-any-return]
+    return None
 
 
 def _field_default(field: dataclasses.Field[Any]) -> Any:

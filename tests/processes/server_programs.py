@@ -141,15 +141,12 @@ def send_absurd_length(listen_address, sock, args, client_config):
     threading.Event().wait()
 
 
-class LateWatch(death_pipe.WatchedTarget):
-    """Comes to watch the parent only after the target has closed every descriptor."""
-
-    def __call__(self):
-        closed = threading.Event()
-        run, closerange = death_pipe._ParentWatch.run, os.closerange
-        death_pipe._ParentWatch.run = lambda watch: (closed.wait(), run(watch))
-        os.closerange = lambda low, high: (closerange(low, high), closed.set())
-        super().__call__()
+def watch_late():
+    """Has this process come to watch its parent only after it has closed every descriptor."""
+    closed = threading.Event()
+    run, closerange = death_pipe._ParentWatch.run, os.closerange
+    death_pipe._ParentWatch.run = lambda watch: (closed.wait(), run(watch))
+    os.closerange = lambda low, high: (closerange(low, high), closed.set())
 
 
 class NotesTheWatch:

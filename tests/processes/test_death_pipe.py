@@ -22,7 +22,8 @@ from fastutils import APIServerProcessManager
 
 if __name__ == "__main__":
     {before}
-    manager = APIServerProcessManager("", None, None, 2, ["a", "b"], ["c", "d"], target_server_fn=programs.{program})
+    addresses = ["ipc:///a", "ipc:///b"]
+    manager = APIServerProcessManager("", None, None, 2, addresses, addresses, target_server_fn=programs.{program})
     {gather}
     # Multiprocessing's own helper ends with its parent too, but not at once.
     print(resource_tracker._resource_tracker._pid, *[process.pid for process in manager.processes], flush=True)
@@ -111,21 +112,19 @@ GATHER_NOTHING = """
     except RuntimeError as error:
         assert "closed its address pipe" in str(error), error
 """
-LATE_WATCH = """
-    from fastutils.processes import api_servers
-    api_servers.WatchedTarget = programs.LateWatch
+WITHOUT_GUARD = """
+    from fastutils.processes import guarding, spawning
+    guarding.Guard.look_after = lambda guard, leader: None
+"""
+LATE_WATCH = f"""{WITHOUT_GUARD}
+    late = "sys.path.append({str(Path(__file__).parent)!r}); import server_programs; server_programs.watch_late(); "
+    spawning._FIRST_LINES = spawning._FIRST_LINES.replace("first_steps.main", late + "first_steps.main")
 """
 
 
-WITHOUT_PIDFD = """
-    from fastutils.processes import api_servers, death_pipe
-
-    def with_the_pipe_alone(*args):
-        target = death_pipe.WatchedTarget(*args)
-        target._parent_pid = 0  # a parent that is not the direct one is not watched through the kernel
-        return target
-
-    api_servers.WatchedTarget = with_the_pipe_alone
+# A parent that is not the direct one is not watched through the kernel.
+WITH_THE_PIPE_ALONE = f"""{WITHOUT_GUARD}
+    spawning._FIRST_LINES = spawning._FIRST_LINES.replace("{{parent}}", "0")
 """
 FORK = """
     sibling = os.fork()
@@ -138,7 +137,7 @@ FORK = """
 
 def test_a_forked_sibling_does_not_keep_the_servers_alive(run_parent):
     # It inherits every descriptor of the parent, the writing end of the death pipe among them.
-    parent, servers = run_parent("report_and_wait", FORK.strip(), WITHOUT_PIDFD.strip())
+    parent, servers = run_parent("report_and_wait", FORK.strip(), WITH_THE_PIPE_ALONE.strip())
     sibling = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()

@@ -130,7 +130,7 @@ def test_the_grace_is_at_least_5_seconds(binary, listener, report, monkeypatch, 
     report()
     wait_for_completion_or_failure(manager)
     seen = []
-    monkeypatch.setattr(termination, "end_all", lambda processes, grace_s, kind: seen.append(grace_s))
+    monkeypatch.setattr(termination, "end_all", lambda processes, grace_s, *more: seen.append(grace_s))
     manager.shutdown(timeout)
     assert seen == [grace]
 

@@ -15,7 +15,7 @@ import pytest
 import server_programs as programs
 
 from fastutils import _host, shutdown, wait_for_completion_or_failure
-from fastutils.processes import exits, termination
+from fastutils.processes import exits, families, termination
 from fastutils.processes.exits import EndWatch
 from fastutils.processes.subprocess_twin import SubprocessTwin
 
@@ -294,14 +294,18 @@ def test_processes_of_a_fork_server_are_ended_too(processes):
     _forkserver._forkserver_address = _forkserver._forkserver_alive_fd = _forkserver._forkserver_pid = None
 
 
-def test_a_stopped_process_ends(processes):
-    process = FORK.Process(target=programs.wait_for_ever)
-    process.start()
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_stopped_process_ends(processes, listens):
+    if listens:
+        process = FORK.Process(target=programs.wait_for_ever)
+        process.start()
+    else:
+        process = start_ignoring_sigterm(FORK, "Stubborn")
     processes.append(process)
     os.kill(process.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-    shutdown([process], 0.05)
-    assert process.exitcode == -9
+    shutdown([process], 30 if listens else 0.05)
+    assert process.exitcode == (-15 if listens else -9)
 
 
 def test_the_default_grace(monkeypatch):
@@ -340,7 +344,7 @@ def test_a_stranger_with_a_recycled_number_is_neither_asked_nor_killed(processes
     stranger = SimpleNamespace(
         name="Gone", pid=os.getppid(), exitcode=None, is_alive=lambda: True, terminate=lambda: asked.append(1)
     )
-    monkeypatch.setattr(_host, "kill_process_tree", lambda pid: asked.append(pid))
+    monkeypatch.setattr(families, "send", lambda *call: asked.append(call))
     shutdown([stranger], 0)
     assert asked == []
 
