@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import weakref
 from multiprocessing import spawn
+
+# By name: a test that puts something else in the place of `subprocess.Popen` means the frontend, not the guard.
+from subprocess import DEVNULL, Popen
 from typing import Any
 
 from fastutils.processes import families
@@ -32,10 +34,10 @@ class Guard:
         self._owner = os.getpid()
         reader, self._writer = os.pipe()
         try:
-            self._popen = subprocess.Popen(
+            self._popen = Popen(
                 [spawn.get_executable(), *_FLAGS, _PROGRAM, str(reader), str(self._owner)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdin=DEVNULL,
+                stdout=DEVNULL,
                 pass_fds=(reader,),
                 **({"process_group": 0} if _CAN_JOIN else {"start_new_session": True}),
             )

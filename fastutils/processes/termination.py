@@ -101,7 +101,7 @@ def _family_of(
     except OSError as error:
         # Out of descriptors, say. The processes themselves can be ended all the same.
         log = _host.logger(__name__)
-        log.warning("[shutdown] what the processes have started cannot be looked up, so it is not ended: %s", error)
+        log.warning("[shutdown] what the processes have started cannot be looked up, so it is not ended: %s", str(error))
         return None
     return family
 
@@ -149,7 +149,7 @@ def _kill(processes: Sequence[ProcessLike], family: families.Family | None, kind
             for member in forbidden:
                 log.warning("[shutdown] %s: no permission to kill the process %d", kind, member.pid)
     except OSError as error:
-        log.warning("[shutdown] %s: what the processes have started cannot be looked up: %s", kind, error)
+        log.warning("[shutdown] %s: what the processes have started cannot be looked up: %s", kind, str(error))
     for process in processes:
         if process.pid is not None and lives(process):  # nothing could be looked up, or it is dying still
             with contextlib.suppress(ProcessLookupError, PermissionError):
