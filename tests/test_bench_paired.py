@@ -119,6 +119,18 @@ def test_samples_last_long_enough(cost, least):
     assert count * cost <= max(4 * 20_000, cost)
 
 
+def test_a_sample_is_not_short_because_something_had_the_core_meanwhile():
+    clock = FakeClock()
+    spikes = iter([10**7])  # the very first count is as long as a hundred samples
+
+    def spend(cost):
+        clock.spend(cost)
+        clock.now += next(spikes, 0)
+
+    loop = Loop("spend(100)", spend=spend)
+    assert calibrate(loop, 100_000, clock) >= 1000
+
+
 def test_the_budget_ends_a_slow_case_but_not_before_seven_rounds():
     clock = FakeClock()
     rounds = measure(*loops(clock, 10**9, 10**9), rounds=100, sample_ns=1000, clock=clock, budget_ns=1)
@@ -142,7 +154,7 @@ def test_both_sides_are_timed_in_turn_on_items_of_their_own():
         for name in "AB"
     ]
     measure(*sides, rounds=2, sample_ns=1, clock=clock)
-    assert "".join(order) == "AB" + "ABBA" + "BAAB"
+    assert "".join(order) == "AAABBB" + "ABBA" + "BAAB"
     assert len({id(each) for each in made}) == len(made)
 
 
