@@ -200,7 +200,6 @@ constexpr size_t kRound = 64;
 inline size_t copy_round(size_t count, void* const* from, void* const* to, const int64_t* rows,
                          Thread thread) noexcept {
   std::array<Move, kRound> moves;
-  std::array<c10::Storage, 2 * kRound> kept;  // for the time without the GIL
   Lane lane;
   size_t planned = 0, done = 0;
   bool with_device = false;
@@ -219,6 +218,7 @@ inline size_t copy_round(size_t count, void* const* from, void* const* to, const
   } catch (...) {  // torch will meet it again with this entry, and report it
   }
   if (with_device) {
+    std::array<c10::Storage, 2 * kRound> kept;  // for the time without the GIL
     for (size_t i = 0; i < planned; ++i) {
       kept[2 * i] = moves[i].from->unsafe_storage();
       kept[2 * i + 1] = moves[i].to->unsafe_storage();
