@@ -6,7 +6,6 @@ name. It is called once per process, and only for a vLLM whose own form of the h
 
 from __future__ import annotations
 
-import argparse
 import inspect
 from collections.abc import Callable
 from types import ModuleType
@@ -69,34 +68,23 @@ def buffer_that_stages(upstream: ModuleType, ours: Any) -> Any:
     return _named_as(upstream, ours, StagingBuffer)
 
 
-def worker_by_name(upstream: ModuleType, ours: Any) -> Any:
-    """The manager whose default worker is whatever ``vllm.v1.utils.run_api_server_worker_proc`` is at that moment."""
+def called_as_there(upstream: ModuleType, ours: Any) -> Any:
+    """A process manager that is called as this vLLM calls its own: with addresses or sockets, in its order.
+
+    Ours knows every parameter of the known forms by its name. The default worker is whatever
+    ``vllm.v1.utils.run_api_server_worker_proc`` is at the moment of the call.
+    """
+    signature = inspect.signature(getattr(upstream, ours.__name__).__init__)
 
     class Manager(ours):  # type: ignore[misc]
-        def __init__(
-            self,
-            listen_address: str,
-            sock: Any,
-            args: argparse.Namespace,
-            num_servers: int,
-            input_addresses: list[str],
-            output_addresses: list[str],
-            target_server_fn: Callable[..., Any] | None = None,
-            stats_update_address: str | None = None,
-            tensor_queue: Any | None = None,
-        ) -> None:
-            super().__init__(
-                listen_address,
-                sock,
-                args,
-                num_servers,
-                input_addresses,
-                output_addresses,
-                target_server_fn or upstream.run_api_server_worker_proc,
-                stats_update_address,
-                tensor_queue,
-            )
+        def __init__(self, /, *arguments: Any, **options: Any) -> None:
+            given = signature.bind(self, *arguments, **options).arguments
+            del given["self"]
+            if "target_server_fn" in signature.parameters and given.get("target_server_fn") is None:
+                given["target_server_fn"] = upstream.run_api_server_worker_proc
+            super().__init__(**given)
 
+    Manager.__init__.__signature__ = signature  # type: ignore[attr-defined]
     return _named_as(upstream, ours, Manager)
 
 
@@ -112,6 +100,6 @@ VARIANTS: dict[str, Callable[[ModuleType, Any], Any]] = {
     "as it is": as_it_is,
     "buffer": buffer,
     "buffer that stages": buffer_that_stages,
-    "worker by name": worker_by_name,
+    "called as there": called_as_there,
     "encoder counts": with_encoder_counts,
 }

@@ -26,9 +26,6 @@ class Form:
     why_not: str = ""  #: for people, if it is left alone
 
 
-_COUNTERS = "from 0.30 on the servers share admission counters, which ours does not set up"
-_LISTENERS = "from 0.32 on the caller hands over bound sockets, which ours does not take"
-_PARALLEL = "from 0.28 on it also takes data_parallel_size, which ours does not"
 _LOG_SETUP = "from 0.31 on it sets up the logging that the command line asks for, which ours does not"
 
 FORMS: dict[str, tuple[Form, ...]] = {
@@ -39,9 +36,9 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
     "get_engine_client_zmq_addr": (Form("0.25.0", "27ac2ff54505"),),
     "APIServerProcessManager": (
-        Form("0.25.0", "dac680ef1952", "worker by name"),
-        Form("0.30.0", "6bf741788cfc", None, _COUNTERS),
-        Form("0.32.0", "f0b5166cfb86", None, _LISTENERS),
+        Form("0.25.0", "dac680ef1952", "called as there"),
+        Form("0.30.0", "6bf741788cfc", "called as there"),  # shares admission counters
+        Form("0.32.0", "f0b5166cfb86", "called as there"),  # takes bound sockets
     ),
     "run_api_server_worker_proc": (
         Form("0.25.0", "256417207f14"),
@@ -49,11 +46,11 @@ FORMS: dict[str, tuple[Form, ...]] = {
         Form("0.31.0", "d1d7bb70206f", None, _LOG_SETUP),
     ),
     "RustFrontendProcessManager": (
-        Form("0.25.0", "044e838bdad4"),
-        Form("0.28.0", "d0c8520bd780", None, _PARALLEL),
-        Form("0.29.0", "72347769e876", None, _PARALLEL),
-        Form("0.32.0", "b49a2315a92b", None, _LISTENERS),
-        Form("0.33.0", "65a0a84dd36f", None, _LISTENERS),
+        Form("0.25.0", "044e838bdad4", "called as there"),
+        Form("0.28.0", "d0c8520bd780", "called as there"),  # takes data_parallel_size
+        Form("0.29.0", "72347769e876", "called as there"),
+        Form("0.32.0", "b49a2315a92b", "called as there"),  # takes bound sockets
+        Form("0.33.0", "65a0a84dd36f", "called as there"),
     ),
     "wait_for_completion_or_failure": (Form("0.25.0", "8a8d39084fbc"),),
     "shutdown": (Form("0.25.0", "a204eb6e41ba"), Form("0.27.0", "b550a4bfd16e")),

@@ -147,7 +147,7 @@ def test_one_line_says_it_all(vllm_tree, caplog):
     line = record.getMessage()
     assert "\n" not in line
     assert "of 14 helpers of vLLM 0.32.0 replaced: ConstantList, " in line
-    assert "APIServerProcessManager, RustFrontendProcessManager (from 0.32 on" in line
+    assert "; left alone: run_api_server_worker_proc (from 0.31 on" in line
 
 
 def test_threads_install_once(vllm_tree):

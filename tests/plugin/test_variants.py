@@ -1,6 +1,7 @@
 """Our helpers in the forms that other versions of vLLM want."""
 
 import argparse
+import inspect
 import pickle
 import types
 
@@ -163,41 +164,91 @@ def test_where_memory_is_pinned_an_unpinned_buffer_is_staged(n, pinned):
 # The hooks that vLLM's own tests use.
 
 
-class Started:
-    def __init__(self, *arguments):
-        self.arguments = arguments
-
-
 @pytest.fixture
-def manager_class(vllm_tree, monkeypatch):
-    """The manager that the plugin puts into the fake vLLM, and the module; it starts nothing but records."""
+def record_calls(monkeypatch):
+    """Our managers start nothing but note how they were called."""
+
+    def record(self, **arguments):
+        self.given = arguments
+
+    for ours in (fastutils.APIServerProcessManager, fastutils.RustFrontendProcessManager):
+        # Ours must know each parameter by the name that it is passed on under.
+        known = {*inspect.signature(ours.__init__).parameters, "input_listener", "output_listener"}
+        known |= {"input_listeners", "output_listeners"}
+
+        def checked(self, known=known, **arguments):
+            assert set(arguments) <= known
+            record(self, **arguments)
+
+        monkeypatch.setattr(ours, "__init__", checked)
+
+
+def test_a_patched_worker_is_seen_at_call_time(vllm_tree, record_calls, monkeypatch):
     utils = vllm_tree()("utils")
-    ours = fastutils.APIServerProcessManager
-    monkeypatch.setattr(ours, "__init__", lambda self, *arguments: setattr(self, "given", arguments))
     plugin.install()
-    assert issubclass(utils.APIServerProcessManager, ours)
-    return utils.APIServerProcessManager, utils
-
-
-def test_a_patched_worker_is_seen_at_call_time(manager_class, monkeypatch):
-    manager, utils = manager_class
-    assert manager("a", None, None, 1, ["i"], ["o"]).given[6] is fastutils.run_api_server_worker_proc
+    manager = utils.APIServerProcessManager
+    assert issubclass(manager, fastutils.APIServerProcessManager)
+    assert manager("a", None, None, 1, ["i"], ["o"]).given["target_server_fn"] is fastutils.run_api_server_worker_proc
 
     def patched():
         pass
 
     monkeypatch.setattr(utils, "run_api_server_worker_proc", patched)
-    assert manager("a", None, None, 1, ["i"], ["o"]).given == ("a", None, None, 1, ["i"], ["o"], patched, None, None)
+    assert manager("a", None, None, 1, ["i"], ["o"]).given == {
+        "listen_address": "a",
+        "sock": None,
+        "args": None,
+        "num_servers": 1,
+        "input_addresses": ["i"],
+        "output_addresses": ["o"],
+        "target_server_fn": patched,
+    }
 
 
-def test_a_given_worker_goes_first(manager_class):
-    manager, _ = manager_class
+def test_a_given_worker_goes_first(vllm_tree, record_calls):
+    utils = vllm_tree()("utils")
+    plugin.install()
 
     def own():
         pass
 
-    given = manager("a", "s", "n", 1, ["i"], ["o"], target_server_fn=own, stats_update_address="u", tensor_queue="q")
-    assert given.given == ("a", "s", "n", 1, ["i"], ["o"], own, "u", "q")
+    given = utils.APIServerProcessManager(
+        "a", "s", "n", 1, ["i"], ["o"], own, tensor_queue="q", stats_update_address="u"
+    ).given
+    assert (given["target_server_fn"], given["stats_update_address"], given["tensor_queue"]) == (own, "u", "q")
+
+
+WITH_LISTENERS = fake_vllm.UTILS.replace("input_addresses, output_addresses,", "input_listeners, output_listeners,")
+WITH_LISTENERS = WITH_LISTENERS.replace(
+    "input_address, output_address, engine_start_index, engine_count,\n        stats_update_address=None,",
+    "input_listener, output_listener, engine_start_index, engine_count,\n        data_parallel_size, "
+    "stats_update_address=None, grpc_sock=None,",
+)
+
+
+def test_managers_of_later_versions_are_called_as_there(vllm_tree, record_calls):
+    utils = vllm_tree("0.32.0", WITH_LISTENERS)("utils")
+    report = plugin.install()
+    assert {"APIServerProcessManager", "RustFrontendProcessManager"} <= set(report.served)
+    servers = utils.APIServerProcessManager("a", None, None, 2, ["i"], output_listeners=["o"]).given
+    assert (servers["input_listeners"], servers["output_listeners"]) == (["i"], ["o"])
+    frontend = utils.RustFrontendProcessManager("rs", "sock", "args", "in", "out", 0, 1, 4, "stats", "grpc").given
+    assert frontend == {
+        "binary_path": "rs",
+        "sock": "sock",
+        "args": "args",
+        "input_listener": "in",
+        "output_listener": "out",
+        "engine_start_index": 0,
+        "engine_count": 1,
+        "data_parallel_size": 4,
+        "stats_update_address": "stats",
+        "grpc_sock": "grpc",
+    }
+    with pytest.raises(TypeError, match="data_parallel_size"):
+        utils.RustFrontendProcessManager("rs", "sock", "args", "in", "out", 0, 1)
+    parameters = list(inspect.signature(utils.RustFrontendProcessManager).parameters)
+    assert parameters[-3:] == ["data_parallel_size", "stats_update_address", "grpc_sock"]
 
 
 def test_a_patched_logger_is_seen_at_call_time(vllm_tree, monkeypatch):
@@ -237,4 +288,5 @@ def test_a_patched_popen_is_seen_at_call_time(vllm_tree, monkeypatch):
     sock = types.SimpleNamespace(fileno=lambda: 7)
     with pytest.raises(FileNotFoundError):
         utils.RustFrontendProcessManager("vllm-rs", sock, argparse.Namespace(), "in", "out", 0, 1)
-    assert commands[0][:4] == ["vllm-rs", "frontend", "--listen-fd", "7"]
+    (command,) = commands
+    assert command[:4] == ["vllm-rs", "frontend", "--listen-fd", "7"]

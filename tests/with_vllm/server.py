@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ def free_port():
 
 
 class Server:
-    """The processes are those of one process group, which is how what is left of them is found and ended."""
+    """The processes are those of one session, which is how what is left of them is found and ended."""
 
     def __init__(self, model, log, environment):
         self.port = free_port()
@@ -54,7 +53,7 @@ class Server:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                if os.getpgid(process.pid) == self.parent.pid and process.status() != psutil.STATUS_ZOMBIE:
+                if os.getsid(process.pid) == self.parent.pid and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
@@ -113,6 +112,8 @@ class Server:
 
     def end(self):
         """Kill whatever is left."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.parent.pid, signal.SIGKILL)
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.parent.wait(END_S)
+        self.wait_until_gone()

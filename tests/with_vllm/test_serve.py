@@ -58,6 +58,7 @@ def test_the_death_of_an_api_server_ends_the_rest(server):
 def test_the_death_of_the_parent_leaves_no_api_server(server):
     if not ours("APIServerProcessManager"):
         pytest.skip("this vLLM's own manager serves, and its API servers outlive their parent")
+    assert len(server.named("APIServer")) == 2
     server.parent.kill()
     server.parent.wait(END_S)
     server.wait_for(lambda: not server.named("APIServer"), END_S, "the end of the API servers")
