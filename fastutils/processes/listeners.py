@@ -54,7 +54,7 @@ class ZmqListener:
             else:
                 self.socket, self.address = _listen_at_port(address)
         except OSError as error:
-            raise type(error)(error.errno, f"cannot listen at {address} ({error.strerror})") from error
+            raise type(error)(error.errno, f"cannot listen at {address} ({error.strerror})") from None
 
     def _listen_at_path(self, path: str) -> socket.socket:
         length = len(os.fsencode(path))

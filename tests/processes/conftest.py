@@ -2,8 +2,10 @@
 
 import contextlib
 import gc
+import glob
 import multiprocessing
 import os
+import tempfile
 import threading
 import uuid
 from multiprocessing import resource_tracker
@@ -39,6 +41,13 @@ def marked_processes(marker):
     return found
 
 
+def files():
+    """Files that this process's shared memory and sockets may leave."""
+    return {
+        path for folder in ("/dev/shm", tempfile.gettempdir()) for path in glob.glob(f"{folder}/pym*-{os.getpid()}-*")
+    }
+
+
 def pytest_collection_modifyitems(items):
     # Newer interpreters warn of every fork in a process with threads, which other tests' libraries have.
     ignore = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -49,8 +58,9 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session", autouse=True)
 def resource_tracker_runs():
-    """Multiprocessing's own helper, which stays until the interpreter's exit, must not count as left by a test."""
+    """Multiprocessing's own helper and shared memory stay until the interpreter's exit; they are not left by a test."""
     resource_tracker.ensure_running()
+    multiprocessing.get_context("spawn").RawArray("i", 1)
 
 
 @pytest.fixture
@@ -64,7 +74,7 @@ def marker(monkeypatch):
 @pytest.fixture(autouse=True)
 def nothing_left(marker, caplog):
     """No process, zombie, descriptor or thread may be left when the test and its garbage are gone."""
-    before = descriptors(), set(threading.enumerate())
+    before = descriptors(), set(threading.enumerate()), files()
     yield
     for record in caplog.get_records("call"):
         record.exc_info = None  # its frames hold the processes
@@ -76,6 +86,7 @@ def nothing_left(marker, caplog):
     assert [t.name for t in set(threading.enumerate()) - before[1]] == []
     left = {fd: to for fd, to in descriptors().items() if before[0].get(fd) != to}
     assert left == {}
+    assert files() - before[2] == set()
 
 
 @pytest.fixture(params=["pidfd", "sentinel"])
@@ -91,7 +102,5 @@ def announcement(request, monkeypatch):
 @pytest.fixture
 def short_folder(tmp_path_factory):
     """A folder whose path leaves room for a socket's name."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)

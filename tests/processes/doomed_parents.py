@@ -15,7 +15,7 @@ import sys
 import time
 
 MARKER = "FASTUTILS_TEST_PARENT"
-AT_ONCE = 10
+AT_ONCE = 4
 LONGEST_S = 1.2
 
 

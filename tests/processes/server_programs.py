@@ -53,14 +53,26 @@ def report_and_ignore_sigterm(listen_address, sock, args, client_config):
     threading.Event().wait()
 
 
-def report_from_stubborn_grandchild(listen_address, sock, args, client_config):
-    """Both this process and the one that it starts ignore SIGTERM."""
+def _stubborn_process():
     import subprocess
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-    grandchild = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
-    grandchild.stdout.readline()
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    return process
+
+
+def report_from_stubborn_grandchild(listen_address, sock, args, client_config):
+    """Both this process and the one that it starts ignore SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    grandchild = _stubborn_process()
+    _report(client_config, output_address=str(grandchild.pid))
+    threading.Event().wait()
+
+
+def report_from_stubborn_grandchild_but_listen(listen_address, sock, args, client_config):
+    """Only the process that it starts ignores SIGTERM."""
+    grandchild = _stubborn_process()
     _report(client_config, output_address=str(grandchild.pid))
     threading.Event().wait()
 
@@ -193,3 +205,17 @@ def ignore_sigterm(pipe):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe.send(None)
     threading.Event().wait()
+
+
+def adopting_server(listen_address, sock, args, client_config):
+    """Serves the listening sockets that it was started with, as `echo_server` serves those that it binds."""
+    import zmq
+
+    from fastutils.processes import adopt_listeners
+
+    with zmq.Context() as context, context.socket(zmq.PULL) as requests, context.socket(zmq.PUSH) as answers:
+        adopt_listeners(client_config, requests, answers)
+        while (request := requests.recv_json()) != "stop":
+            loads = list(client_config.get("api_server_loads", ()))
+            index = client_config["client_index"]
+            answers.send_json({"index": index, "config": sorted(client_config), "loads": loads, "request": request})

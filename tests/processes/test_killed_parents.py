@@ -23,8 +23,8 @@ sleep 600
 """
 
 
-#: Seconds within which half of the parents' families are to be gone; none may take ten times as long. The grace that the
-#: stubborn ones get is 1 s; the rest is for a machine that is busy with other things.
+#: Seconds within which half of the parents' families are to be gone; none may take ten times as long. The grace that
+#: the stubborn ones get is 1 s; the rest is for a machine that is busy with other things.
 LIMIT_S = 2.0
 
 
