@@ -21,7 +21,7 @@ class ThreadedLoop(Loop):
     def __init__(self, loops: Sequence[Loop]) -> None:
         self.statement = f"{len(loops)} threads: {loops[0].statement}"
         self.items = loops[0].items
-        self.longer = 100
+        self.longer = 50
         self._loops = list(loops)
         self._jobs: list[queue.SimpleQueue[tuple[Callable[[Any], None], Any] | None]] = []
         self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()

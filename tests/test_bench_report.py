@@ -263,8 +263,8 @@ def test_what_the_readme_shows_are_cases():
 
 
 def test_the_committed_report_is_what_its_results_say():
-    if not (report.RESULTS / "micro.json").is_file():
-        pytest.skip("no results are committed yet")
+    if not (report.RESULTS / "micro.json").is_file() or not (CHECKOUT / "README.md").is_file():
+        pytest.skip("no results are committed yet, or this is no checkout")
     measured, steps = report.load(report.RESULTS)
     text = (CHECKOUT / "README.md").read_text(encoding="utf-8")
     assert report.insert(text, report.readme(measured, steps, gpu.load())) == text, "make bench-report refreshes it"

@@ -61,5 +61,5 @@ def cases() -> list[Case]:
             family = Family(f"{label} by threads", number, "threads, together")
             made = in_threads(make, number)
             case = f"{family.name}: {number}"
-            rows.append(Case(case, helper, made, None, parallel=True, builds=5, group=group, family=family))
+            rows.append(Case(case, helper, made, None, parallel=True, builds=3, group=group, family=family))
     return rows
