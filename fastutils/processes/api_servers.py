@@ -282,8 +282,9 @@ def run_api_server_worker_proc(
     """What each API-server process runs by default, as ``vllm.v1.utils.run_api_server_worker_proc`` does.
 
     Sets the process title ``VLLM::APIServer_<index>``, prefixes each line of stdout and stderr with the process's
-    name and pid, then runs vLLM's ``run_server_worker`` under uvloop until it ends. Changes the calling process for
-    good, so it belongs into a process of its own. Raises ImportError where vLLM is not installed.
+    name and pid, then runs vLLM's ``run_server_worker`` under uvloop until it ends. Where ``args.logging_config`` is
+    set (vLLM 0.31 and later), logging is set up by it first. Changes the calling process for good, so it belongs into
+    a process of its own. Raises ImportError where vLLM is not installed.
     """
     if importlib.util.find_spec("vllm") is None:
         raise ImportError(
@@ -291,6 +292,11 @@ def run_api_server_worker_proc(
             "target_server_fn to APIServerProcessManager",
             name="vllm",
         )
+    logging_config = getattr(args, "logging_config", None)
+    if logging_config:
+        configure = getattr(importlib.import_module("vllm.logger"), "configure_logging", None)
+        if configure is not None:
+            configure(logging_config)
     client_config = client_config or {}
     _host.set_process_title("APIServer", str(client_config.get("client_index", 0)))
     _host.decorate_logs()

@@ -57,7 +57,8 @@ class Guard:
     def placement(self) -> dict[str, Any]:
         """Arguments for `subprocess.Popen` with which a program is looked after from before its first instruction.
 
-        Before Python 3.11 that cannot be had: the program then leads a session, and `look_after` must follow.
+        Before Python 3.11 that cannot be had: the program then leads a session, and `look_after` must follow; a parent
+        that is killed in the moment between leaves it behind.
         """
         return {"process_group": self.pid} if _CAN_JOIN else {"start_new_session": True}
 

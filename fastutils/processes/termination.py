@@ -101,7 +101,9 @@ def _family_of(
     except OSError as error:
         # Out of descriptors, say. The processes themselves can be ended all the same.
         log = _host.logger(__name__)
-        log.warning("[shutdown] what the processes have started cannot be looked up, so it is not ended: %s", str(error))
+        log.warning(
+            "[shutdown] what the processes have started cannot be looked up, so it is not ended: %s", str(error)
+        )
         return None
     return family
 

@@ -219,3 +219,13 @@ def adopting_server(listen_address, sock, args, client_config):
             loads = list(client_config.get("api_server_loads", ()))
             index = client_config["client_index"]
             answers.send_json({"index": index, "config": sorted(client_config), "loads": loads, "request": request})
+
+
+def report_until_it_fails(listen_address, sock, args, client_config):
+    """Sends one report after the other."""
+    pipe = client_config["actual_address_pipe"]
+    try:
+        for count in range(1, 1 << 30):
+            pipe.send({"input_address": client_config["input_address"], "output_address": str(count)})
+    except BrokenPipeError:
+        os._exit(11)

@@ -1,5 +1,6 @@
 """get_engine_client_zmq_addr."""
 
+import os
 import re
 import tempfile
 import uuid
@@ -93,3 +94,22 @@ def test_the_limit_counts_bytes_not_letters(monkeypatch):
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/" + "ü" * 40)
     with pytest.raises(ValueError, match="takes 118 bytes"):
         get_engine_client_zmq_addr(True, "")
+
+
+def test_a_folder_in_which_sockets_may_not_be_created(monkeypatch, tmp_path):
+    asked = []
+
+    def access(path, mode):
+        asked.append((path, mode))
+        return False  # root may do anything, so the answer is not the kernel's here
+
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path))
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(PermissionError, match=r"no permission to create sockets in the folder; set VLLM_RPC_BASE_PATH"):
+        get_engine_client_zmq_addr(True, "")
+    assert asked == [(str(tmp_path), os.W_OK | os.X_OK)]
+
+
+def test_a_folder_that_is_not_there_yet(monkeypatch, tmp_path):
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / "later"))
+    assert get_engine_client_zmq_addr(True, "").startswith(f"ipc://{tmp_path}/later/")

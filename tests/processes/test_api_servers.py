@@ -7,8 +7,10 @@ import pickle
 import re
 import signal
 import socket
+import sys
 import weakref
 from multiprocessing import Pipe
+from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
@@ -232,6 +234,23 @@ def test_impossible_timeouts(started, timeout):
     assert manager.processes[0].is_alive()
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]"])
+def test_a_wildcard_that_is_reported(started, host):
+    address = f"tcp://{host}:5555"
+    manager = started(programs.report_and_wait, addresses=[address])
+    message = rf"^API server ApiServer_0 \(PID: \d+\) reported {re.escape(address)}, which stands for every interface"
+    with pytest.raises(RuntimeError, match=message):
+        manager.gather_actual_addresses(30)
+
+
+def test_the_first_report_counts_and_a_second_fails_where_it_is_sent(started):
+    manager = started(programs.report_until_it_fails)
+    assert manager.gather_actual_addresses(30) == (["tcp://127.0.0.1:0"], ["1"])
+    manager.processes[0].join(30)
+    assert manager.processes[0].exitcode == 11
+    assert manager.gather_actual_addresses(0) == (["tcp://127.0.0.1:0"], ["1"])
+
+
 # --- a start that fails ----------------------------------------------------------------------------------------------
 
 
@@ -303,6 +322,30 @@ def test_an_argument_that_fails_in_the_child_is_told_apart_by_its_exit_code(star
 def test_the_parent_is_watched_before_anything_of_the_callers_is_loaded(started):
     manager = started(programs.report_whether_watched, args=programs.NotesTheWatch())
     assert manager.gather_actual_addresses(30)[1] == ["watched before loading: True"]
+
+
+def test_admission_counters_are_shared_within_a_vllm_that_has_them(started, monkeypatch):
+    zmq = pytest.importorskip("zmq")
+    args = argparse.Namespace(max_num_queued_reqs=9)
+    module = ModuleType("vllm.v1.engine.admission_control")
+    module.SharedAdmissionStats = SimpleNamespace(num_counters=lambda servers: 3 * servers)
+
+    def config_of(count):
+        manager = started(programs.echo_server, count, args=args)
+        inputs, outputs = manager.gather_actual_addresses(30)
+        with zmq.Context() as context, context.socket(zmq.PUSH) as requests, context.socket(zmq.PULL) as answers:
+            requests.connect(inputs[0])
+            answers.connect(outputs[0])
+            requests.send_json("hello")
+            assert answers.poll(30_000)
+            return answers.recv_json()["config"]
+
+    assert "mp_admission_counters" not in config_of(2)  # no vLLM
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    assert "mp_admission_counters" not in config_of(2)  # one without admission control
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert "mp_admission_counters" in config_of(2)
+    assert "mp_admission_counters" not in config_of(1)  # nobody to share with
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------

@@ -33,11 +33,13 @@ def make_vllm(folder, module):
     (path / f"{module.rpartition('.')[2]}.py").write_text(SERVER)
 
 
-def run(folder, **environment):
-    program = """
-        from fastutils import run_api_server_worker_proc as run
-        run("addr", None, ["args"], {"client_index": 4}, log_level="info")
-    """
+PROGRAM = """
+    from fastutils import run_api_server_worker_proc as run
+    run("addr", None, ["args"], {"client_index": 4}, log_level="info")
+"""
+
+
+def run(folder, program=PROGRAM, **environment):
     packages = [str(folder), os.path.dirname(os.path.dirname(fastutils.__file__))]
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -90,3 +92,28 @@ def test_without_vllm(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else find(name, *a))
     with pytest.raises(ImportError, match="vLLM is not installed here; pass your own server as target_server_fn"):
         run_api_server_worker_proc("", None, None)
+
+
+@pytest.mark.parametrize(("config", "told"), [("'log.json'", ["log.json"]), ("None", [])])
+def test_logging_is_set_up_first_where_the_command_line_asks_for_it(tmp_path, config, told):
+    make_vllm(tmp_path, "vllm.entrypoints.launchers.api_server.entry")
+    (tmp_path / "vllm" / "logger.py").write_text("def configure_logging(config): print('configured', config)")
+    program = f"""
+        import argparse
+        from fastutils import run_api_server_worker_proc as run
+        run("addr", None, argparse.Namespace(logging_config={config}))
+    """
+    done = run(tmp_path, program)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in done.stdout.splitlines() if line.startswith("configured")] == told
+
+
+def test_a_vllm_that_cannot_be_told_how_to_log(tmp_path):
+    make_vllm(tmp_path, "vllm.entrypoints.openai.api_server")
+    (tmp_path / "vllm" / "logger.py").touch()
+    program = """
+        import argparse
+        from fastutils import run_api_server_worker_proc as run
+        run("addr", None, argparse.Namespace(logging_config="log.json"))
+    """
+    assert run(tmp_path, program).returncode == 0

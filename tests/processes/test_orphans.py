@@ -107,8 +107,9 @@ def test_a_server_that_still_imports_its_parents_main_module(killed_parent):
 def test_a_frontend_with_all_that_it_started(killed_parent, tmp_path, can_join):
     if can_join and not guarding._CAN_JOIN:
         pytest.skip("this Python cannot start a program in another's group")
-    frontend = tmp_path / "frontend"
-    frontend.write_text("#!/bin/sh\ntrap '' TERM\nsetsid sleep 600 &\necho $$ $!\nwait\nsleep 600\n")
+    frontend, pipe = tmp_path / "frontend", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    frontend.write_text(f"#!/bin/sh\ntrap '' TERM\nsetsid sleep 600 &\necho $$ $! >{pipe}\nwait\nsleep 600\n")
     frontend.chmod(0o755)
     processes = killed_parent(
         f"""
@@ -117,7 +118,7 @@ def test_a_frontend_with_all_that_it_started(killed_parent, tmp_path, can_join):
         if __name__ == "__main__":
             listener = socket.create_server(("127.0.0.1", 0))
             manager = RustFrontendProcessManager({str(frontend)!r}, listener, argparse.Namespace(), "a", "b", 0, 1)
-            threading.Event().wait()
+            tell(open({str(pipe)!r}).read().strip())
     """
     )
     assert len(processes) == 2
