@@ -103,13 +103,15 @@ def test_a_server_that_still_imports_its_parents_main_module(killed_parent):
     assert all_end(servers)
 
 
+@pytest.mark.parametrize("at_sigterm", ["", "exit 0"])
 @pytest.mark.parametrize("can_join", [True, False])
-def test_a_frontend_with_all_that_it_started(killed_parent, tmp_path, can_join):
+def test_a_frontend_with_all_that_it_started(killed_parent, tmp_path, can_join, at_sigterm):
     if can_join and not guarding._CAN_JOIN:
         pytest.skip("this Python cannot start a program in another's group")
     frontend, pipe = tmp_path / "frontend", tmp_path / "pipe"
     os.mkfifo(pipe)
-    frontend.write_text(f"#!/bin/sh\ntrap '' TERM\nsetsid sleep 600 &\necho $$ $! >{pipe}\nwait\nsleep 600\n")
+    start = f"setsid sleep 600 &\necho $$ $! >{pipe}"
+    frontend.write_text(f"#!/bin/sh\ntrap '{at_sigterm}' TERM\n{start}\nwait\nsleep 600\n")
     frontend.chmod(0o755)
     processes = killed_parent(
         f"""
