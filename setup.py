@@ -32,6 +32,9 @@ PURE = switched_on("FASTUTILS_NO_EXTENSIONS")
 REQUIRED = switched_on("FASTUTILS_REQUIRE_EXTENSIONS")
 LIMITED = switched_on("FASTUTILS_ABI3") and not FREE_THREADED
 
+if PURE and REQUIRED:
+    raise SystemExit("fastutils: FASTUTILS_NO_EXTENSIONS and FASTUTILS_REQUIRE_EXTENSIONS ask for opposite things")
+
 
 def compiled_modules() -> list[Extension]:
     if PURE:
@@ -77,6 +80,11 @@ def torch_packages() -> dict[str, str]:
     sysconfig still names its site-packages.
     """
     folders = [folder for folder in os.environ.get("FASTUTILS_TORCH_DIRS", "").split(os.pathsep) if folder]
+    for folder in folders:
+        if not os.path.isdir(os.path.join(folder, "include", "c10")):
+            raise SystemExit(
+                f"fastutils: FASTUTILS_TORCH_DIRS names {folder!r}, which is no torch package with headers"
+            )
     site_packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     site_packages += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     folders += [os.path.join(path, "torch") for path in site_packages]
@@ -178,5 +186,8 @@ class BuildExtensions(build_ext):
 setup(
     ext_modules=compiled_modules(),
     cmdclass={"build_ext": BuildExtensions},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}} if LIMITED and not PURE else {},
+    # A build folder of its own: what was compiled for one Python before must not come along.
+    options={"bdist_wheel": {"py_limited_api": "cp310"}, "build": {"build_base": "build/abi3"}}
+    if LIMITED and not PURE
+    else {},
 )

@@ -18,10 +18,12 @@
 #endif
 
 #ifdef Py_LIMITED_API
+#define FU_TYPE_NAME(type) "object" /* a type's name is out of reach before Python 3.11 */
 #define FU_LIST_SIZE(list) PyList_Size(list)
 #define FU_LIST_ITEM(list, i) PyList_GetItem(list, i)
 #define FU_DICT_SIZE(dict) PyDict_Size(dict)
 #else
+#define FU_TYPE_NAME(type) ((type)->tp_name)
 #define FU_LIST_SIZE(list) PyList_GET_SIZE(list)
 #define FU_LIST_ITEM(list, i) PyList_GET_ITEM(list, i)
 #define FU_DICT_SIZE(dict) PyDict_GET_SIZE(dict)

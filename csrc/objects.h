@@ -53,26 +53,39 @@ static inline PyObject* fu_code_of(PyObject* function) {
 #endif
 }
 
-/* [each.name for each in list] for an exact list, which may change meanwhile: an attribute may run any code. */
-static inline PyObject* fu_attribute_of_each(PyObject* list, PyObject* name) {
+/* [each.name for each in list] for an exact list, which may change meanwhile: an attribute may run any code.
+ * From the first value that is no exact str on, the values go to the set *others instead, which then begins with those
+ * of the list: only hashing a str runs no code, and Python would hash each before it reads the next. */
+static inline PyObject* fu_attribute_of_each(PyObject* list, PyObject* name, PyObject** others) {
   const Py_ssize_t room = PyList_Size(list);
   PyObject* result = PyList_New(room);
   Py_ssize_t i = 0;
+  *others = NULL;
   for (; result != NULL && i < FU_LIST_SIZE(list); i++) {
     PyObject* each = FU_LIST_ITEM(list, i);
     Py_INCREF(each);
     PyObject* value = PyObject_GetAttr(each, name);
     Py_DECREF(each);
     int failed = value == NULL;
-    if (value != NULL && i < room) {
+    if (value != NULL && *others == NULL && !PyUnicode_CheckExact(value)) {
+      if (i < room) failed = PyList_SetSlice(result, i, room, NULL) < 0;
+      failed = failed || (*others = PySet_New(result)) == NULL;
+    }
+    if (!failed && *others != NULL) {
+      failed = PySet_Add(*others, value) < 0;
+      Py_DECREF(value);
+    } else if (!failed && i < room) {
       failed = PyList_SetItem(result, i, value) < 0; /* takes the reference */
-    } else if (value != NULL) {
+    } else if (!failed) {
       failed = PyList_Append(result, value) < 0;
       Py_DECREF(value);
+    } else {
+      Py_XDECREF(value);
     }
     if (failed) Py_CLEAR(result);
   }
-  if (result != NULL && i < room && PyList_SetSlice(result, i, room, NULL) < 0) Py_CLEAR(result);
+  if (result != NULL && *others == NULL && i < room && PyList_SetSlice(result, i, room, NULL) < 0) Py_CLEAR(result);
+  if (result == NULL) Py_CLEAR(*others);
   return result;
 }
 

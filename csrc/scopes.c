@@ -113,6 +113,13 @@ static int add_method(PyObject* owner, const char* name, PyType_Spec* spec, vect
 }
 #endif
 
+/* Without it, object.__new__ would make scopes without a name, and they would end among the freed ones. */
+static PyObject* null_scope_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  (void)type, (void)args, (void)keywords;
+  PyErr_SetString(PyExc_TypeError, "a scope is made by record_function_or_nullcontext(name)");
+  return NULL;
+}
+
 static void null_scope_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   Py_CLEAR(((NullScope*)self)->name);
@@ -134,6 +141,7 @@ static PyMemberDef null_scope_members[] = {
     {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot null_scope_slots[] = {{Py_tp_doc, "A scope that does nothing; ``with`` yields its name."},
+                                         {Py_tp_new, null_scope_new},
                                          {Py_tp_dealloc, null_scope_dealloc},
                                          {Py_tp_members, null_scope_members},
 #ifdef Py_LIMITED_API

@@ -12,31 +12,61 @@
 #include "exact.h"
 #include "single_interpreter.h"
 
+/* Where `_x` is kept: in `x`, or in `dict` as any attribute of a Python class is.
+ * In `dict` it is for a subclass, which may make `_x` something else, and while somebody outside has the dictionary in
+ * hand and could see or change it there (test_state_is_in_the_dictionary). */
 typedef struct {
-  PyObject_HEAD PyObject* x; /* NULL: not set yet, deleted, or a subclass makes `_x` something else */
+  PyObject_HEAD PyObject* x;
   PyObject* dict;
   PyObject* weakrefs;
 } View;
 
 static PyTypeObject* view_type;
 static PyObject* sequence_count; /* collections.abc.Sequence.count */
+static PyObject* registration;   /* the ABC that makes the type a Sequence; Sequence itself holds it weakly */
 static PyObject *str_x, *str_index, *str_count, *str_copy, *int_zero;
+
+static int dict_is_in_other_hands(View* view) {
+#ifdef Py_GIL_DISABLED
+  return view->dict != NULL;
+#else
+  return view->dict != NULL && Py_REFCNT(view->dict) > 1;
+#endif
+}
 
 /* A new reference to what is viewed: whatever Python code does to the view meanwhile, it stays alive. */
 static PyObject* viewed(PyObject* self) {
-  PyObject* x = ((View*)self)->x;
-  if (x == NULL) return PyObject_GetAttr(self, str_x);
-  Py_INCREF(x);
+  View* view = (View*)self;
+  PyObject* x = view->x;
+  if (x != NULL) {
+    Py_INCREF(x);
+    return x;
+  }
+  x = PyObject_GetAttr(self, str_x);
+  if (x != NULL && Py_TYPE(self) == view_type && view->x == NULL && view->dict != NULL &&
+      !dict_is_in_other_hands(view)) { /* the dictionary is nobody else's any more: back to where reading is quick */
+    if (PyDict_DelItem(view->dict, str_x) < 0) {
+      PyErr_Clear();
+    } else {
+      Py_INCREF(x);
+      view->x = x;
+    }
+  }
   return x;
 }
+
+/* What goes through another object's slot may come back here: a view of itself, or a long chain of views. */
+#define ENTER_OR(failed) \
+  if (Py_EnterRecursiveCall(" while reading a constant list")) return (failed)
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
 FU_APART static Py_ssize_t length_of_any(PyObject* self) {
+  ENTER_OR(-1);
   PyObject* x = viewed(self);
-  if (x == NULL) return -1;
-  Py_ssize_t size = PyObject_Size(x);
-  Py_DECREF(x);
+  Py_ssize_t size = x ? PyObject_Size(x) : -1;
+  Py_XDECREF(x);
+  Py_LeaveRecursiveCall();
   return size;
 }
 
@@ -46,11 +76,12 @@ static Py_ssize_t view_length(PyObject* self) {
 }
 
 FU_APART static PyObject* subscript_any(PyObject* self, PyObject* key) {
+  ENTER_OR(NULL);
   PyObject* x = viewed(self);
-  if (x == NULL) return NULL;
-  PyObject* result = PyList_CheckExact(x) && PySlice_Check(key) ? fu_plain_slice(x, key) : NULL;
-  if (result == NULL) result = PyObject_GetItem(x, key);
-  Py_DECREF(x);
+  PyObject* result = x && PyList_CheckExact(x) && PySlice_Check(key) ? fu_plain_slice(x, key) : NULL;
+  if (x && result == NULL) result = PyObject_GetItem(x, key);
+  Py_XDECREF(x);
+  Py_LeaveRecursiveCall();
   return result;
 }
 
@@ -78,10 +109,11 @@ static PyObject* view_item(PyObject* self, Py_ssize_t i) {
 }
 
 static PyObject* view_iter(PyObject* self) {
+  ENTER_OR(NULL);
   PyObject* x = viewed(self);
-  if (x == NULL) return NULL;
-  PyObject* iterator = PyObject_GetIter(x);
-  Py_DECREF(x);
+  PyObject* iterator = x ? PyObject_GetIter(x) : NULL;
+  Py_XDECREF(x);
+  Py_LeaveRecursiveCall();
   return iterator;
 }
 
@@ -100,10 +132,11 @@ FU_APART static int contains_from(PyObject* list, PyObject* needle, Py_ssize_t s
 }
 
 FU_APART static int contains_any(PyObject* self, PyObject* item) {
+  ENTER_OR(-1);
   PyObject* x = viewed(self);
-  if (x == NULL) return -1;
-  int found = PySequence_Contains(x, item);
-  Py_DECREF(x);
+  int found = x ? PySequence_Contains(x, item) : -1;
+  Py_XDECREF(x);
+  Py_LeaveRecursiveCall();
   return found;
 }
 
@@ -116,10 +149,11 @@ static int view_contains(PyObject* self, PyObject* item) {
 }
 
 static PyObject* view_repr(PyObject* self) {
+  ENTER_OR(NULL);
   PyObject* x = viewed(self);
-  if (x == NULL) return NULL;
-  PyObject* text = PyObject_Format(x, NULL);
-  Py_DECREF(x);
+  PyObject* text = x ? PyObject_Format(x, NULL) : NULL;
+  Py_XDECREF(x);
+  Py_LeaveRecursiveCall();
   if (text == NULL) return NULL;
   PyObject* result = PyUnicode_FromFormat("ConstantList(%U)", text);
   Py_DECREF(text);
@@ -132,9 +166,10 @@ PyDoc_STRVAR(
     "The first position of `item` in the viewed list from `start` up to, not including, `stop` (None: its end)."
     "\n\nRaises ValueError if it is not there.");
 
-static PyObject* index_by_list(PyObject* x, PyObject* item, Py_ssize_t start, Py_ssize_t stop) {
-  PyObject *first = PyLong_FromSsize_t(start), *end = PyLong_FromSsize_t(stop), *result = NULL;
-  if (first && end) result = PyObject_CallMethodObjArgs(x, str_index, item, first, end, NULL);
+/* list.index from `start` on. A given `stop` goes to the list as it is: a comparison may make the list longer. */
+static PyObject* index_by_list(PyObject* x, PyObject* item, Py_ssize_t start, PyObject* stop, Py_ssize_t size) {
+  PyObject *first = PyLong_FromSsize_t(start), *end = PyLong_FromSsize_t(size), *result = NULL;
+  if (first && end) result = PyObject_CallMethodObjArgs(x, str_index, item, first, stop == Py_None ? end : stop, NULL);
   Py_XDECREF(first);
   Py_XDECREF(end);
   return result;
@@ -144,9 +179,10 @@ static PyObject* view_index(PyObject* self, PyObject* const* args, Py_ssize_t co
   static const char* const names[] = {"item", "start", "stop", NULL};
   PyObject* values[] = {NULL, int_zero, Py_None};
   if (fu_bind("ConstantList.index", names, args, count, keywords, values) < 0) return NULL;
-  PyObject *item = values[0], *x = viewed(self), *result;
+  ENTER_OR(NULL);
+  PyObject *item = values[0], *x = viewed(self), *result = NULL;
   Py_ssize_t value, start, stop = PY_SSIZE_T_MAX;
-  if (x == NULL) return NULL;
+  if (x == NULL) goto done;
   if (PyList_CheckExact(x) && fu_small_int(item, &value) && fu_small_int(values[1], &start) &&
       (values[2] == Py_None || fu_small_int(values[2], &stop))) {
     Py_ssize_t size = FU_LIST_SIZE(x), undecided;
@@ -158,7 +194,7 @@ static PyObject* view_index(PyObject* self, PyObject* const* args, Py_ssize_t co
     if (position >= 0)
       result = PyLong_FromSsize_t(position);
     else
-      result = index_by_list(x, item, undecided < 0 ? stop : undecided, stop);
+      result = index_by_list(x, item, undecided < 0 ? stop : undecided, values[2], size);
   } else if (values[2] != Py_None) {
     result = PyObject_CallMethodObjArgs(x, str_index, item, values[1], values[2], NULL);
   } else {
@@ -170,6 +206,8 @@ static PyObject* view_index(PyObject* self, PyObject* const* args, Py_ssize_t co
     Py_XDECREF(method);
   }
   Py_DECREF(x);
+done:
+  Py_LeaveRecursiveCall();
   return result;
 }
 
@@ -195,11 +233,13 @@ PyDoc_STRVAR(copy_doc,
 
 static PyObject* view_copy(PyObject* self, PyObject* ignored) {
   (void)ignored;
-  PyObject* x = viewed(self);
-  if (x == NULL) return NULL;
-  PyObject* result =
-      PyList_CheckExact(x) ? PyList_GetSlice(x, 0, PY_SSIZE_T_MAX) : PyObject_CallMethodObjArgs(x, str_copy, NULL);
-  Py_DECREF(x);
+  ENTER_OR(NULL);
+  PyObject *x = viewed(self), *result = NULL;
+  if (x != NULL)
+    result =
+        PyList_CheckExact(x) ? PyList_GetSlice(x, 0, PY_SSIZE_T_MAX) : PyObject_CallMethodObjArgs(x, str_copy, NULL);
+  Py_XDECREF(x);
+  Py_LeaveRecursiveCall();
   return result;
 }
 
@@ -241,12 +281,76 @@ static int view_assign_item(PyObject* self, Py_ssize_t i, PyObject* value) {
 
 /* ---- making and unmaking -------------------------------------------------------------------------------------- */
 
-static int set_viewed(PyObject* self, PyObject* x) {
-  if (Py_TYPE(self) != view_type) return PyObject_SetAttr(self, str_x, x); /* a subclass may redefine `_x` */
-  PyObject* old = ((View*)self)->x;
+static PyObject* get_x(PyObject* self, void* ignored) {
+  (void)ignored;
+  View* view = (View*)self;
+  PyObject* x = view->x;
+  if (x == NULL && view->dict != NULL) {
+    x = PyDict_GetItemWithError(view->dict, str_x);
+    if (x == NULL && PyErr_Occurred()) return NULL;
+  }
+  if (x == NULL) {
+    PyErr_Format(PyExc_AttributeError, "'%s' object has no attribute '_x'", FU_TYPE_NAME(Py_TYPE(self)));
+    return NULL;
+  }
   Py_INCREF(x);
-  ((View*)self)->x = x;
+  return x;
+}
+
+static int set_x(PyObject* self, PyObject* value, void* ignored) {
+  View* view = (View*)self;
+  PyObject* old = view->x;
+  if (old == NULL && value == NULL) { /* deleting what is in the dictionary, or nowhere */
+    PyObject* present = get_x(self, ignored);
+    if (present == NULL) return -1;
+    Py_DECREF(present);
+    return PyDict_DelItem(view->dict, str_x);
+  }
+  if (value != NULL && (Py_TYPE(self) != view_type || dict_is_in_other_hands(view))) {
+    PyObject* dict = PyObject_GenericGetDict(self, NULL);
+    int failed = dict == NULL || PyDict_SetItem(dict, str_x, value) < 0;
+    Py_XDECREF(dict);
+    if (failed) return -1;
+    value = NULL;
+  } else if (old == NULL && view->dict != NULL) { /* it may still lie in a dictionary that was let go */
+    int there = PyDict_Contains(view->dict, str_x);
+    if (there < 0 || (there && PyDict_DelItem(view->dict, str_x) < 0)) return -1;
+  }
+  old = view->x; /* whatever Python code has done since */
+  Py_XINCREF(value);
+  view->x = value;
   Py_XDECREF(old);
+  return 0;
+}
+
+static PyObject* get_dict(PyObject* self, void* ignored) {
+  (void)ignored;
+  View* view = (View*)self;
+  PyObject *dict = PyObject_GenericGetDict(self, NULL), *x = view->x;
+  if (dict != NULL && x != NULL) {
+    if (PyDict_SetItem(dict, str_x, x) < 0) {
+      Py_CLEAR(dict);
+    } else {
+      view->x = NULL;
+      Py_DECREF(x);
+    }
+  }
+  return dict;
+}
+
+static int set_dict(PyObject* self, PyObject* value, void* ignored) {
+  (void)ignored;
+  View* view = (View*)self;
+  if (value != NULL && !PyDict_Check(value)) {
+    PyErr_Format(PyExc_TypeError, "__dict__ must be set to a dictionary, not a '%s'", FU_TYPE_NAME(Py_TYPE(value)));
+    return -1;
+  }
+  PyObject *old_dict = view->dict, *old_x = view->x;
+  Py_XINCREF(value);
+  view->dict = value;
+  view->x = NULL;
+  Py_XDECREF(old_dict);
+  Py_XDECREF(old_x);
   return 0;
 }
 
@@ -254,7 +358,7 @@ static int view_init(PyObject* self, PyObject* args, PyObject* keywords) {
   static char* names[] = {"x", NULL};
   PyObject* x;
   if (!PyArg_ParseTupleAndKeywords(args, keywords, "O:ConstantList", names, &x)) return -1;
-  return set_viewed(self, x);
+  return PyObject_SetAttr(self, str_x, x); /* a subclass may redefine `_x` */
 }
 
 /* Freed views are kept for the next ones. Their type's references stay with them. */
@@ -289,7 +393,17 @@ static void release(PyObject* self) {
 static void view_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
 #ifdef Py_LIMITED_API
+  /* Not recursively along a chain of views, each of which is the next one's only holder. */
+  PyObject* x = ((View*)self)->x;
+  ((View*)self)->x = NULL;
   release(self);
+  while (x != NULL && Py_TYPE(x) == view_type && Py_REFCNT(x) == 1) {
+    PyObject* next = ((View*)x)->x;
+    ((View*)x)->x = NULL;
+    Py_DECREF(x);
+    x = next;
+  }
+  Py_XDECREF(x);
 #else
   /* A list bounds the depth of its own deallocation; a long chain of views of views needs the same. */
   if (fu_is_exact_list(((View*)self)->x)) {
@@ -369,12 +483,12 @@ static PyMethodDef view_methods[] = {
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
     {NULL, NULL, 0, NULL}};
 
-static PyMemberDef view_members[] = {{"_x", T_OBJECT_EX, offsetof(View, x), 0, NULL},
-                                     {"__dictoffset__", T_PYSSIZET, offsetof(View, dict), READONLY, NULL},
+static PyMemberDef view_members[] = {{"__dictoffset__", T_PYSSIZET, offsetof(View, dict), READONLY, NULL},
                                      {"__weaklistoffset__", T_PYSSIZET, offsetof(View, weakrefs), READONLY, NULL},
                                      {NULL, 0, 0, 0, NULL}};
 
-static PyGetSetDef view_getset[] = {{"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+static PyGetSetDef view_getset[] = {{"_x", get_x, set_x, "What is viewed.", NULL},
+                                    {"__dict__", get_dict, set_dict, NULL, NULL},
                                     {NULL, NULL, NULL, NULL, NULL}};
 
 PyDoc_STRVAR(
@@ -387,7 +501,6 @@ PyDoc_STRVAR(
     "Upstream: ``vllm.v1.utils.ConstantList``.");
 
 static PyType_Slot view_slots[] = {{Py_tp_doc, (void*)view_doc},
-                                   {Py_tp_new, PyType_GenericNew},
                                    {Py_tp_init, view_init},
                                    {Py_tp_dealloc, view_dealloc},
                                    {Py_tp_traverse, view_traverse},
@@ -430,6 +543,8 @@ static int make_type(void) {
   if (done != NULL) ((PyTypeObject*)type)->tp_flags |= Py_TPFLAGS_IMMUTABLETYPE;
 #endif
   if (done != NULL) {
+    registration = done;
+    Py_INCREF(registration);
     Py_INCREF(type);
     view_type = (PyTypeObject*)type;
   }

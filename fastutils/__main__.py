@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Iterator
 
 from fastutils import _report
@@ -29,8 +31,11 @@ def main() -> None:
     vllm.add_argument("--fingerprints", action="store_true", help="print the fingerprints of this vLLM's helpers")
     arguments = parser.parse_args()
     seconds = 0.0 if arguments.no_check else 3.0
-    for line in _vllm_lines(arguments) if arguments.topic == "vllm" else _report.lines(seconds):
-        print(line, flush=True)
+    try:
+        for line in _vllm_lines(arguments) if arguments.topic == "vllm" else _report.lines(seconds):
+            print(line, flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough; nothing may be written at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

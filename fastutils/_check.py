@@ -171,8 +171,8 @@ def run(seconds: float = 3.0) -> list[Outcome]:
         for case in CASES:
             try:
                 outcomes.append(measure(case, seconds / len(CASES)))
-            except ImportError as error:
-                outcomes.append(Outcome(case.label, note=f"not available: {error}"))
+            except Exception as error:  # whatever the libraries that it needs raise
+                outcomes.append(Outcome(case.label, note=f"not available: {error!r}"))
     finally:
         if collecting:
             gc.enable()

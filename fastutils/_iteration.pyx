@@ -15,7 +15,8 @@ cdef extern from "Python.h":
     int PyDict_Next(object dict, Py_ssize_t* position, PyObject** key, PyObject** value) noexcept
     PyObject* PyDict_GetItemWithError(object dict, PyObject* key) except? NULL
     int PyObject_GenericSetAttr(object object, object name, object value) except -1
-    object PyObject_GenericGetDict(object object, void* context)
+    PyObject* PyObject_GenericGetDict(object object, void* context) noexcept
+    void PyErr_Clear()
 
 
 cdef extern from "exact.h":
@@ -27,7 +28,8 @@ cdef extern from "exact.h":
 
 
 cdef extern from "objects.h":
-    list attribute_of_each "fu_attribute_of_each" (list objects, object name)
+    list attribute_of_each "fu_attribute_of_each" (list objects, object name, PyObject** others)
+    object stolen "(PyObject*)" (PyObject* reference)
     object new_instance "fu_new_instance" (object type, tuple no_arguments)
     PyObject* class_attribute "fu_class_attribute" (object object, object name) noexcept
     bint has_plain_attributes "fu_has_plain_attributes" (object object) noexcept
@@ -169,9 +171,14 @@ cdef bint asks_only_the_lists(object cached) except -1:
 cdef bint count_plain(object cached, dict tokens, list new_ids, Counts* counts) except -1:
     """Count if ``is_context_phase`` is of a recognised class and all it asks is built-in and plain. Else False."""
     cdef list req_ids, outputs
+    cdef PyObject* found
     if not asks_only_the_lists(cached):
         return False
-    attributes = PyObject_GenericGetDict(cached, NULL)
+    found = PyObject_GenericGetDict(cached, NULL)
+    if found == NULL:
+        PyErr_Clear()
+        return False  # it has slots only, in which nothing can be cached
+    attributes = stolen(found)
     if "is_context_phase" in <dict>attributes:
         return False
     if "_req_id_to_num_output_tokens" in <dict>attributes:
@@ -193,7 +200,8 @@ cdef object ask(object scheduler_output, object cached, set new_req_ids, dict to
     """
     cdef Py_ssize_t num_ctx_requests = 0, num_generation_requests = 0
     num_ctx_tokens = num_generation_tokens = 0
-    for req_id, num_tokens in tokens.items():
+    items = iter(tokens.items())  # Cython's own walk over a dict would miss a key that was exchanged for another
+    for req_id, num_tokens in items:
         if cached is None:
             cached = scheduler_output.scheduled_cached_reqs
         context = cached.is_context_phase(req_id)
@@ -205,14 +213,6 @@ cdef object ask(object scheduler_output, object cached, set new_req_ids, dict to
             num_generation_requests += 1
             num_generation_tokens += num_tokens
     return IterationDetails(num_ctx_requests, num_ctx_tokens, num_generation_requests, num_generation_tokens)
-
-
-cdef inline bint all_are_str(list ids) noexcept:
-    cdef Py_ssize_t i
-    for i in range(list_size(ids)):
-        if not is_exact_str(list_item(ids, i)):
-            return False
-    return True
 
 
 cdef tuple no_arguments = ()
@@ -231,12 +231,17 @@ def compute_iteration_details(scheduler_output):
     cdef Counts counts
     cdef list new_ids
     cdef set new_req_ids = None
+    cdef PyObject* others = NULL
     # Everything is read in the order of the Python form, so whatever raises does it at the same place. New ids come
     # first; their requests may be of any class, and nothing may change the dict while it is walked.
     requests = scheduler_output.scheduled_new_reqs
-    new_ids = attribute_of_each(requests, "req_id") if type(requests) is list else [new.req_id for new in requests]
-    if not all_are_str(new_ids):
-        new_req_ids = set(new_ids)  # may run any code
+    if type(requests) is list:
+        new_ids = attribute_of_each(requests, "req_id", &others)
+        if others != NULL:
+            new_req_ids = stolen(others)
+    else:
+        new_ids = []
+        new_req_ids = {new.req_id for new in requests}
     tokens = scheduler_output.num_scheduled_tokens
     if type(tokens) is not dict or not <dict>tokens:
         return ask_in_python(scheduler_output, set(new_ids) if new_req_ids is None else new_req_ids, tokens)

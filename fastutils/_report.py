@@ -44,10 +44,12 @@ def _environment() -> Iterator[tuple[str, str]]:
         yield "WARNING", f"the distribution {foreign!r} also installs a package named fastutils; uninstall one of them"
     try:
         import torch
-    except ImportError as error:
-        yield "torch", f"not available ({error}): the tensor helpers cannot be used"
+
+        version = str(torch.__version__)
+    except Exception as error:  # broken CUDA libraries raise OSError, a left-over folder AttributeError
+        yield "torch", f"not available ({error!r}): the tensor helpers cannot be used"
     else:
-        yield "torch", str(torch.__version__)
+        yield "torch", version
         runtime = torch.version.cuda or getattr(torch.version, "hip", None)
         device = "a device is available" if torch.cuda.is_available() else "no device is available"
         yield "CUDA/ROCm", f"{runtime}; {device}" if runtime else "none in this torch"
@@ -62,8 +64,8 @@ def _helpers() -> Iterator[tuple[str, str]]:
     for name in _select.HOMES:
         try:
             choice = _select.choose(name)
-        except ImportError as error:
-            yield name, f"not available: {error}"
+        except Exception as error:  # whatever the libraries that it needs raise
+            yield name, f"not available: {error!r}"
         else:
             yield name, f"{choice.implementation} ({choice.reason})"
 

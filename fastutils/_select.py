@@ -46,18 +46,22 @@ def extensions_disabled() -> bool:
 
 
 def build_info() -> dict[str, Any]:
-    """What the build wrote down about itself; empty for a pure wheel or an unbuilt checkout."""
+    """What the build wrote down about itself; empty for a pure wheel, an unbuilt checkout or an unreadable note."""
     try:
-        return dict(json.loads(Path(__file__).with_name("_build_info.json").read_text(encoding="utf-8")))
-    except FileNotFoundError:
+        noted = json.loads(Path(__file__).with_name("_build_info.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # also: in a zip, cut short. It only explains, so it must not stand in the way
         return {}
+    return noted if isinstance(noted, dict) else {}
 
 
 def _why_missing(module: str, error: ImportError) -> str:
-    outcome = build_info().get("modules", {}).get(module)
     if isinstance(error, ModuleNotFoundError) and error.name == module:
+        noted = build_info()
+        outcome = (noted.get("modules") or {}).get(module)
         if outcome not in (None, "built"):
             return f"{module} did not compile when this package was built: {outcome}"
+        if noted.get("limited_api") and outcome is None:
+            return f"{module} needs more than the stable ABI that this package was built for (FASTUTILS_ABI3)"
         return f"this installation holds no compiled {module.rpartition('.')[2]}; install with a C/C++ compiler present"
     return f"{module} is there but cannot be loaded: {error}"
 

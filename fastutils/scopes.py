@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,7 +14,6 @@ Scope = Callable[[str], AbstractContextManager[Any]]
 #: An annotation is kept per name, for at most this many names: some callers put request ids into them.
 MAX_NVTX_NAMES = 1024
 
-_lock = threading.Lock()
 _scope: Scope | None = None
 
 
@@ -23,9 +21,10 @@ def _nvtx_scopes() -> Scope:
     try:
         from nvtx import annotate
     except ImportError as error:
-        raise ImportError(
+        raise type(error)(
             "VLLM_NVTX_SCOPES_FOR_PROFILING is set, but the package nvtx cannot be imported "
-            f"({error}); pip install 'vllm-fastutils[profiling]', or unset the variable"
+            f"({error}); pip install 'vllm-fastutils[profiling]', or unset the variable",
+            name=error.name,
         ) from error
     # An annotation registers its name and builds its event attributes when made, and holds nothing of one entry:
     # one for each name serves every entry, nested ones and other threads included.
@@ -47,24 +46,24 @@ def _nvtx_scopes() -> Scope:
 def _chosen() -> Scope:
     """What makes the scopes in this process: read from the environment once, at first use, then kept."""
     global _scope
-    with _lock:
-        if _scope is None:
-            if _host.env("VLLM_CUSTOM_SCOPES_FOR_PROFILING"):
-                from torch.autograd.profiler import record_function
+    if _scope is None:
+        # Without a lock: a signal handler or a fork in the middle of the imports would wait for it for ever, and two
+        # threads that choose at once choose the same.
+        if _host.env("VLLM_CUSTOM_SCOPES_FOR_PROFILING"):
+            from torch.autograd.profiler import record_function
 
-                _scope = record_function
-            elif _host.env("VLLM_NVTX_SCOPES_FOR_PROFILING"):
-                _scope = _nvtx_scopes()
-            else:
-                _scope = nullcontext
-        return _scope
+            _scope = record_function
+        elif _host.env("VLLM_NVTX_SCOPES_FOR_PROFILING"):
+            _scope = _nvtx_scopes()
+        else:
+            _scope = nullcontext
+    return _scope
 
 
 def _reset() -> None:
     """Forget the choice in both forms, so that the next use reads the environment again. For tests."""
     global _scope
-    with _lock:
-        _scope = None
+    _scope = None
     compiled = sys.modules.get("fastutils._scopes")
     if compiled is not None:
         compiled._forget()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NoReturn, TypeVar, overload
@@ -106,33 +105,20 @@ class _CompiledViews(Sequence[Any]):
     __slots__ = ()
 
 
-def _complete(compiled: Any) -> None:
-    """Give the compiled type what needs no speed: its place among the sequences, lazy ``reversed``, pickling."""
-    viewed = vars(compiled)["_x"]
+def _complete(compiled: Any) -> type:
+    """Give the compiled type what needs no speed: its place among the sequences, lazy ``reversed``, pickling.
 
-    # The compiled `_x` lies outside the instance's dictionary, where pickle and copy would look for it. With these they
-    # see, and restore, the same state as that of the Python form.
+    Returns the class that it is registered with, which must live as long as it does.
+    """
 
     def getstate(self: Any, /) -> Any:
-        attributes = dict(vars(self))
-        with contextlib.suppress(AttributeError):  # it is not set, or a subclass makes `_x` something else
-            attributes["_x"] = viewed.__get__(self)
+        # What object itself would say, but that it refuses a type whose instances are larger than a dictionary needs.
+        attributes = vars(self) or None
         names = copyreg._slotnames(type(self))  # type: ignore[attr-defined]
         slots = {name: getattr(self, name) for name in names if hasattr(self, name)}
         return (attributes, slots) if slots else attributes
 
-    def setstate(self: Any, state: Any, /) -> None:
-        attributes, slots = state if isinstance(state, tuple) else (state, None)
-        for name, value in (attributes or {}).items():
-            if name == "_x":
-                viewed.__set__(self, value)
-            else:
-                vars(self)[name] = value
-        for name, value in (slots or {}).items():
-            setattr(self, name, value)
-
     _CompiledViews.register(compiled)
     compiled.__reversed__ = Sequence.__reversed__
-    compiled.__reduce_ex__ = ConstantList.__reduce_ex__
     compiled.__getstate__ = getstate
-    compiled.__setstate__ = setstate
+    return _CompiledViews

@@ -446,3 +446,41 @@ def test_what_looks_similar_is_not_recognised():
         if mapping is named:
             cls = SimpleNamespace(**{"is_context_phase": Cached.is_context_phase, MAP: named})
         assert not recognised(cls), mapping
+
+
+def test_a_key_exchanged_for_another_during_the_walk_is_an_error(compute):
+    tokens = {"a": 1}
+
+    class Exchanging:
+        def is_context_phase(self, req_id):
+            del tokens[req_id]
+            tokens[req_id + "a"] = 1
+            return False
+
+    with pytest.raises(RuntimeError, match="changed during iteration"):
+        compute(output(tokens, Exchanging()))
+
+
+def test_an_id_is_hashed_before_the_next_one_is_read(compute):
+    broken = output({"a": 1})
+    broken.scheduled_new_reqs = [SimpleNamespace(req_id="a"), SimpleNamespace(req_id=[]), SimpleNamespace()]
+    with pytest.raises(TypeError, match="unhashable"):
+        compute(broken)
+
+
+def test_new_requests_whose_ids_are_no_plain_str(compute):
+    class Id(str):
+        pass
+
+    mixed = output({"a": 1, "b": 2, 3: 4, "c": 8}, {"c": 5}, ["a", Id("b"), 3, 3])
+    assert dataclasses.astuple(compute(mixed)) == (3, 7, 1, 8)
+
+
+def test_a_recognised_class_without_a_dictionary(compute):
+    class Slots:
+        __slots__ = ("num_output_tokens", "req_ids")
+        is_context_phase = Cached.is_context_phase
+        _req_id_to_num_output_tokens = Cached._req_id_to_num_output_tokens
+
+    with pytest.raises(TypeError, match="No '__dict__'"):
+        compute(output({"a": 1}, Slots()))

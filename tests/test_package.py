@@ -4,6 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +18,13 @@ def run(*arguments, **variables):
     """A fresh interpreter outside the checkout; returns its standard output."""
     environment = {**os.environ, **variables}
     done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=tempfile.gettempdir(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -147,3 +156,43 @@ def test_a_foreign_fastutils_is_reported(monkeypatch):
     )
     assert _report.foreign_distributions() == ["fastutils"]
     assert any("'fastutils' also installs" in text for label, text in _report._environment() if label == "WARNING")
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", '{"modules": null}', "[1]"])
+def test_a_damaged_build_note_does_not_stand_in_the_way(monkeypatch, tmp_path, text):
+    monkeypatch.delenv("FASTUTILS_NO_EXTENSIONS", raising=False)
+    monkeypatch.setattr(_select, "__file__", str(tmp_path / "_select.py"))
+    (tmp_path / "_build_info.json").write_text(text)
+    monkeypatch.setitem(_select.HOMES, "ConstantList", ("fastutils.views", "fastutils._not_there"))
+    assert _select.choose("ConstantList").implementation == "python"
+
+
+def test_it_can_be_imported_from_a_zip(tmp_path):
+    with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
+        for path in Path(fastutils.__file__).parent.rglob("*.py"):
+            archive.write(path, path.relative_to(Path(fastutils.__file__).parents[1]))
+    script = "import fastutils; print(fastutils.__file__.count('.zip'), list(fastutils.ConstantList([1])))"
+    assert run("-c", script, PYTHONPATH=str(tmp_path / "package.zip")) == "1 [1]\n"
+
+
+def test_what_the_stable_abi_leaves_out_is_explained(monkeypatch):
+    monkeypatch.delenv("FASTUTILS_NO_EXTENSIONS", raising=False)
+    monkeypatch.setitem(_select.HOMES, "ConstantList", ("fastutils.views", "fastutils._not_there"))
+    monkeypatch.setattr(_select, "build_info", lambda: {"limited_api": True, "modules": {}})
+    assert "stable ABI" in _select.choose("ConstantList").reason
+
+
+@pytest.mark.parametrize("failure", ["raise OSError('libcudart.so.13: cannot open')", "pass"])
+def test_the_report_survives_a_broken_torch(tmp_path, failure):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(failure)
+    report = run("-m", "fastutils", "--no-check", PYTHONPATH=str(tmp_path))
+    assert "not available (" in report
+    assert "the tensor helpers cannot be used" in report
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = f"'{sys.executable}' -m fastutils --no-check | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "environment\n"
+    assert done.stderr == ""

@@ -565,3 +565,121 @@ def test_importing_the_module_again_gives_the_same_type(monkeypatch):
     assert again is first
     assert isinstance(sys.modules["fastutils._views"], types.ModuleType)
     assert kept[0] == 1
+
+
+# ---- the state of an instance lies where Python code looks for it ------------------------------------------------
+
+
+def test_state_is_in_the_dictionary(ConstantList):
+    view = ConstantList([1, 2])
+    attributes = vars(view)
+    assert attributes == {"_x": [1, 2]}
+    attributes["_x"] = [7]
+    attributes["more"] = 1
+    assert (view[0], len(view), view.more, view._x) == (7, 1, 1, [7])
+    view._x = [8, 9]
+    assert attributes == {"_x": [8, 9], "more": 1}
+    del attributes
+    assert list(view) == [8, 9]
+    assert vars(view)["_x"] == [8, 9]
+    view.__dict__ = {"_x": (3,)}
+    assert view[0] == 3
+    del view._x
+    assert vars(view) == {}
+    with pytest.raises(AttributeError, match="_x"):
+        len(view)
+    with pytest.raises(AttributeError, match="_x"):
+        del view._x
+    with pytest.raises(TypeError):
+        view.__dict__ = 3
+
+
+def test_state_written_by_hand_is_restored(ConstantList):
+    class ByHand(ConstantList):
+        def __getstate__(self):
+            return self.__dict__.copy()
+
+        def __setstate__(self, state):
+            self.__dict__.update(state)
+
+        def __copy__(self):
+            new = type(self).__new__(type(self))
+            new.__dict__.update(self.__dict__)
+            return new
+
+    view = ByHand([1, 2])
+    new = ByHand.__new__(ByHand)
+    new.__setstate__(view.__getstate__())
+    assert new[1] == 2
+    assert copy.copy(view)[1] == 2
+    assert copy.deepcopy(view)[1] == 2
+
+
+def test_a_subclass_may_reduce_itself_by_the_inherited_way(ConstantList):
+    class Reducing(ConstantList):
+        def __reduce__(self):
+            return super().__reduce__()
+
+    function, arguments, state = Reducing([1]).__reduce__()
+    made = function(*arguments)
+    made.__dict__.update(state)
+    assert list(made) == [1]
+
+
+def test_what_a_subclass_makes_of_the_attribute_counts(ConstantList):
+    class Late(ConstantList):
+        pass
+
+    view = Late([1])
+    Late._x = property(lambda self: [9])
+    assert view[0] == 9
+
+    class Intercepted(ConstantList):
+        def __getattribute__(self, name):
+            return [5] if name == "_x" else super().__getattribute__(name)
+
+    assert Intercepted([1])[0] == 5
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        *(len, list, repr, bool, lambda v: v[0], lambda v: v[:1], lambda v: 3 in v),
+        *(lambda v: v.index(1), lambda v: v.count(1), lambda v: v.copy(), lambda v: list(reversed(v))),
+    ],
+)
+def test_a_view_of_itself_raises_instead_of_crashing(ConstantList, read):
+    view = ConstantList([])
+    view._x = view
+    with pytest.raises(RecursionError):
+        read(view)
+    one, other = ConstantList([]), ConstantList([])
+    one._x, other._x = other, one
+    with pytest.raises(RecursionError):
+        read(one)
+
+
+def test_index_goes_on_where_a_comparison_made_the_list_longer(ConstantList):
+    items = []
+
+    class Growing:
+        def __eq__(self, other):
+            if len(items) < 2:
+                items.append(other)
+            return False
+
+        __hash__ = None
+
+    items.append(Growing())
+    assert ConstantList(items).index(5, 0, 100) == 1
+
+
+def test_it_stays_a_sequence_when_the_module_is_loaded_again():
+    script = (
+        "import gc, importlib, fastutils, fastutils.views\n"
+        "from collections.abc import Sequence\n"
+        "importlib.reload(fastutils.views); gc.collect()\n"
+        "class Sub(fastutils.ConstantList): pass\n"
+        "assert isinstance(fastutils.ConstantList([1]), Sequence) and issubclass(Sub, Sequence)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

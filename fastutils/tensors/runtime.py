@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from fastutils import _select
+
 BRIDGES = Path(__file__).parents[1] / "_bridge"
 
 #: The number in csrc/bridge_abi.h; tests keep the two equal.
@@ -191,6 +193,9 @@ def _look_for_bridge() -> Bridge | str:
     minor = torch_minor(torch.__version__)
     path = BRIDGES / bridge_name(minor)
     if not path.exists():
+        outcome = (_select.build_info().get("bridges") or {}).get(minor)
+        if outcome not in (None, "built"):
+            return f"the bridge for torch {minor} did not compile when this package was built: {outcome}"
         others = ", ".join(built_minors())
         has = f"only for torch {others}" if others else "for no torch"
         return (
