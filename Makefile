@@ -32,13 +32,13 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint fastutils
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'tests/*.c' 'tests/*.cpp' 'tests/*.h')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*' 'bench/*.c' 'tests/*.c' 'tests/*.cpp' 'tests/*.h')
 	$(BIN)/mypy
 
 format: build
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'csrc/*' 'tests/*.c' 'tests/*.cpp' 'tests/*.h')
+	$(BIN)/clang-format -i $$(git ls-files 'csrc/*' 'bench/*.c' 'tests/*.c' 'tests/*.cpp' 'tests/*.h')
 
 # The wheel and the source distribution, each installed into an environment of its own and tested outside the checkout.
 test-dist: build
