@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from process_ends import all_end
 
 MARKER = "FASTUTILS_TEST_MARKER"
 
@@ -97,6 +98,17 @@ def announcement(request, monkeypatch):
     elif not hasattr(os, "pidfd_open"):
         pytest.skip("this platform has no pidfd")
     return request.param
+
+
+@pytest.fixture
+def guards_end(marker):
+    """For tests that kill a parent: after them, its guards have up to 30 s to find that nothing is left to do."""
+    yield
+    left = []
+    for pid in marked_processes(marker):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.append(psutil.Process(pid))
+    assert all_end(left)
 
 
 @pytest.fixture

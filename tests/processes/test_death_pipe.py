@@ -32,7 +32,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def run_parent(tmp_path):
+def run_parent(tmp_path, guards_end):
     """Starts a parent whose servers run `program`; it writes their pids and goes on with `after`.
 
     Returns (the running parent, its servers as psutil's processes). All are killed after the test.

@@ -197,7 +197,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("ending", ["pass", "del manager", "raise SystemExit(2)", "manager.shutdown(0.5)"])
-def test_ctrl_c_while_the_parent_ends(tmp_path, ending):
+def test_ctrl_c_while_the_parent_ends(tmp_path, guards_end, ending):
     script = tmp_path / "parent.py"
     script.write_text(ENDING.format(folder=str(Path(__file__).parent), ending=ending))
     package = os.path.dirname(os.path.dirname(fastutils.__file__))

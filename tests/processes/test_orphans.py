@@ -34,7 +34,7 @@ def tell(*pids):
 
 
 @pytest.fixture
-def killed_parent(tmp_path):
+def killed_parent(tmp_path, guards_end):
     """Runs a parent's program, which writes pids and waits, and kills it; the processes with these pids."""
     started = []
 
