@@ -12,7 +12,7 @@ settings.load_profile("default")
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible():
-    """A shell starts what it runs in the background with SIGINT ignored, and then Python raises no KeyboardInterrupt."""
+    """A shell starts a background process with SIGINT ignored, and then Python raises no KeyboardInterrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
