@@ -56,7 +56,10 @@ inline bool plan(const TensorImpl* from, TensorImpl* to, int64_t n, Thread threa
   if (!from_storage || !to_storage) return false;
 
   move = Move{to, from, nullptr, nullptr, 0, Kind::HostToHost};
-  if (from == to) return true;  // one tensor for both: what there is to copy is already there
+  if (from == to) {  // what there is to copy is already there
+    // Torch complains of a view over memory that is not there, though not of the tensor itself.
+    return n == FU_ALL_ROWS || elements == 0 || lies_within_storage(to, elements);
+  }
   if (from_storage.is_alias_of(to_storage)) return false;  // torch has rules for overlap
   const c10::Device from_device = from->device(), to_device = to->device();
   if (!from_device.is_cpu() || !to_device.is_cpu()) {
@@ -77,7 +80,12 @@ inline bool plan(const TensorImpl* from, TensorImpl* to, int64_t n, Thread threa
   if (move.kind == Kind::HostToHost && move.bytes > kLargestHostCopy) return false;
   move.destination = to->mutable_data();
   move.source = from->data();
-  return move.destination && move.source;
+  if (!move.destination || !move.source) return false;
+  if (move.kind != Kind::HostToHost) return true;
+  // Two storages may lie over the same memory, and torch has its own order for that.
+  const auto to_begin = reinterpret_cast<uintptr_t>(move.destination);
+  const auto from_begin = reinterpret_cast<uintptr_t>(move.source);
+  return to_begin + move.bytes <= from_begin || from_begin + move.bytes <= to_begin;
 }
 
 // Handles that are no streams but names of them (0 is another name of the first), fixed by the runtimes' ABIs.
@@ -151,7 +159,12 @@ inline bool issue_with_device(const Move& move, bool view_holds_target) {
 }
 
 inline void copy_on_host(const Move& move) {
-  if (move.bytes != 0) std::memcpy(move.destination, move.source, move.bytes);
+  if (move.bytes == 0) return;
+  if (holds_bools(move.to)) {
+    copy_bools(move.destination, move.source, move.bytes);
+  } else {
+    std::memcpy(move.destination, move.source, move.bytes);
+  }
 }
 
 inline bool carry_out(const Move& move, bool view_holds_target) {

@@ -50,6 +50,7 @@ inline c10::Storage gathered(const TensorImpl* tensor, size_t bytes) {
     default:
       return {};
   }
+  if (holds_bools(tensor)) copy_bools(storage.mutable_data(), storage.data(), bytes);
   return storage;
 }
 
@@ -81,7 +82,10 @@ inline int wrap_bytes(const fu_bytes* bytes, void** out) {
   auto* impl = static_cast<c10::StorageImpl*>(bytes->storage);
   c10::Storage storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl));
   const int64_t size = static_cast<int64_t>(bytes->size);
-  const int64_t offset = size ? static_cast<char*>(bytes->data) - static_cast<const char*>(storage.data()) : 0;
+  const auto data = reinterpret_cast<uintptr_t>(bytes->data), begin = reinterpret_cast<uintptr_t>(storage.data());
+  // Tensor.share_memory_(), for one, exchanges the memory within the storage.
+  if (size && (data < begin || data + bytes->size > begin + storage.nbytes())) return FU_FALLBACK;
+  const int64_t offset = size ? static_cast<int64_t>(data - begin) : 0;
   auto made = at::detail::make_tensor<TensorImpl>(std::move(storage), DispatchKeySet(DispatchKey::CPU),
                                                   caffe2::TypeMeta::Make<uint8_t>());
   made.unsafeGetTensorImpl()->set_storage_offset(offset);

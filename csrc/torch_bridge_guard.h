@@ -72,6 +72,15 @@ inline bool has_plain_type(const TensorImpl* tensor) {
   return tensor->dtype().isScalarType() && (kPlainTypes & bit(tensor->dtype().toScalarType()));
 }
 
+inline bool holds_bools(const TensorImpl* tensor) { return tensor->dtype() == caffe2::TypeMeta::Make<bool>(); }
+
+// Torch's own host copies make each bool 0 or 1, whatever byte it was (test_bools_of_other_bytes).
+inline void copy_bools(void* to, const void* from, size_t count) {
+  auto* out = static_cast<uint8_t*>(to);
+  const auto* in = static_cast<const uint8_t*>(from);
+  for (size_t i = 0; i < count; ++i) out[i] = in[i] != 0;
+}
+
 inline torch::autograd::AutogradMeta* meta_of(const TensorImpl* tensor) {
   return static_cast<torch::autograd::AutogradMeta*>(tensor->autograd_meta());
 }

@@ -64,7 +64,7 @@ inline bool renew_rows(const at::Tensor& view_tensor, const at::Tensor& of, int6
         meta->get_backward_view().base_.unsafeGetTensorImpl() != base ||
         meta->get_creation_meta() != creation_meta(thread) || meta->requires_grad() || meta->retains_grad_ ||
         meta->fw_grad_ || meta->grad_.defined() || !meta->hooks_.empty() || meta->cpp_hooks_list_ ||
-        meta->post_acc_grad_hooks_) {
+        meta->post_acc_grad_hooks_ || meta->grad_dtype_ || meta->allow_grad_dtype_mismatch_) {
       return false;
     }
   }

@@ -26,7 +26,6 @@ cdef extern from "Python.h":
     void Py_INCREF(PyObject* thing)
     void Py_DECREF(PyObject* thing)
     void Py_XDECREF(PyObject* thing)
-    int PyObject_GenericSetAttr(object thing, object name, PyObject* value) except -1
 
 
 cdef extern from "tensor_objects.h":
@@ -95,15 +94,13 @@ cdef extern from *:
     #define fu_host_view_slot(buffer) fu_slot(buffer, host_view)
     #define fu_device_view_slot(buffer) fu_slot(buffer, device_view)
     #define fu_offset(slot) ((Py_ssize_t)(char *)slot(NULL))
-    static PyMemberDef fu_host_member, fu_device_member, fu_array_member;
+    static PyMemberDef fu_array_member;
     """
     PyObject** host_slot "fu_host_slot" (void* buffer) noexcept
     PyObject** device_slot "fu_device_slot" (void* buffer) noexcept
     PyObject** array_slot "fu_array_slot" (void* buffer) noexcept
     PyObject** host_view_slot "fu_host_view_slot" (void* buffer) noexcept
     PyObject** device_view_slot "fu_device_view_slot" (void* buffer) noexcept
-    PyMemberDef host_member "fu_host_member"
-    PyMemberDef device_member "fu_device_member"
     PyMemberDef array_member "fu_array_member"
 
 
@@ -111,6 +108,19 @@ cdef inline void clear(PyObject** slot):
     cdef PyObject* held = slot[0]
     slot[0] = NULL
     Py_XDECREF(held)
+
+
+cdef inline object held(object buffer, PyObject** slot, str name):
+    if slot[0] == NULL:
+        raise AttributeError(f"{type(buffer).__name__!r} object has no attribute {name!r}")
+    return <object>slot[0]
+
+
+cdef inline void replace(PyObject** slot, object value):
+    cdef PyObject* before = slot[0]
+    Py_INCREF(<PyObject*>value)
+    slot[0] = <PyObject*>value
+    Py_XDECREF(before)
 
 
 cdef int copy_between(PyObject* source, PyObject* target, PyObject** view_slot, object n, void** out) except -1:
@@ -161,6 +171,12 @@ cdef object torch_buffer_copy(object buffer, str source, str target, object n):
     return copy_(getattr(buffer, source), non_blocking=True)
 
 
+cdef object torch_copy_of(object source, object target, object n):
+    if n is not None:
+        return torch_copy(source, target, n)
+    return target.copy_(source, non_blocking=True)
+
+
 cdef class BufferCopies:
     """The compiled part of CpuGpuBuffer: its three attributes and its two copies."""
 
@@ -179,20 +195,47 @@ cdef class BufferCopies:
         clear(host_view_slot(<void*>self))
         clear(device_view_slot(<void*>self))
 
-    def __setattr__(self, name, value):
-        self.forget_view(name)
-        PyObject_GenericSetAttr(self, name, <PyObject*>value)
+    # Not a __setattr__, which would keep object.__setattr__ and that of other bases from working.
+    @property
+    def cpu(self):
+        """The host tensor; may be replaced."""
+        return held(self, host_slot(<void*>self), "cpu")
 
-    def __delattr__(self, name):
-        self.forget_view(name)
-        PyObject_GenericSetAttr(self, name, NULL)
+    @cpu.setter
+    def cpu(self, value):
+        clear(host_view_slot(<void*>self))
+        replace(host_slot(<void*>self), value)
 
-    cdef int forget_view(self, name) except -1:
-        if name == "gpu":
-            clear(device_view_slot(<void*>self))
-        elif name == "cpu":
-            clear(host_view_slot(<void*>self))
-        return 0
+    @cpu.deleter
+    def cpu(self):
+        held(self, host_slot(<void*>self), "cpu")
+        clear(host_view_slot(<void*>self))
+        clear(host_slot(<void*>self))
+
+    @property
+    def gpu(self):
+        """Its device twin; may be replaced."""
+        return held(self, device_slot(<void*>self), "gpu")
+
+    @gpu.setter
+    def gpu(self, value):
+        clear(device_view_slot(<void*>self))
+        replace(device_slot(<void*>self), value)
+
+    @gpu.deleter
+    def gpu(self):
+        held(self, device_slot(<void*>self), "gpu")
+        clear(device_view_slot(<void*>self))
+        clear(device_slot(<void*>self))
+
+    cdef object copy_as_subclass(self, str source_name, str target_name, PyObject** view_slot, object n):
+        # A subclass may make any of the attributes something else. Looked up in the order of the Python form.
+        cdef void* result = NULL
+        target = getattr(self, target_name)
+        source = getattr(self, source_name)
+        if copy_between(<PyObject*>source, <PyObject*>target, view_slot, n, &result) != FU_FALLBACK:
+            return stolen(result)
+        return torch_copy_of(source, target, n)
 
     def copy_to_gpu(self, n=None):
         """Copy all rows, or the first `n`, from ``cpu`` to ``gpu`` without blocking.
@@ -201,6 +244,8 @@ cdef class BufferCopies:
         be changed before the copy has run on the current stream.
         """
         cdef void* result = NULL
+        if Py_TYPE(<PyObject*>self) != Buffer:
+            return self.copy_as_subclass("cpu", "gpu", device_view_slot(<void*>self), n)
         if copy_between(
             host_slot(<void*>self)[0], device_slot(<void*>self)[0], device_view_slot(<void*>self), n, &result
         ) != FU_FALLBACK:
@@ -214,6 +259,8 @@ cdef class BufferCopies:
         reading it (or ``np``): until then it may hold old or half-written rows.
         """
         cdef void* result = NULL
+        if Py_TYPE(<PyObject*>self) != Buffer:
+            return self.copy_as_subclass("gpu", "cpu", host_view_slot(<void*>self), n)
         if copy_between(
             device_slot(<void*>self)[0], host_slot(<void*>self)[0], host_view_slot(<void*>self), n, &result
         ) != FU_FALLBACK:
@@ -222,46 +269,43 @@ cdef class BufferCopies:
 
 
 cdef extern from *:
-    Py_ssize_t HOST_OFFSET "fu_offset(fu_host_slot)"
-    Py_ssize_t DEVICE_OFFSET "fu_offset(fu_device_slot)"
     Py_ssize_t ARRAY_OFFSET "fu_offset(fu_array_slot)"
-
-
-cdef PyTypeObject* _copies = <PyTypeObject*>BufferCopies
-_MEMBERS = {
-    "cpu": member(_copies, &host_member, "cpu", HOST_OFFSET),
-    "gpu": member(_copies, &device_member, "gpu", DEVICE_OFFSET),
-    "np": member(_copies, &array_member, "np", ARRAY_OFFSET),
-}
 
 
 class CpuGpuBuffer(BufferCopies, _twin.CpuGpuBuffer):
     __doc__ = _twin.CpuGpuBuffer.__doc__
 
-    cpu = _MEMBERS["cpu"]
-    gpu = _MEMBERS["gpu"]
-    np = _MEMBERS["np"]
+    np = member(<PyTypeObject*>BufferCopies, &array_member, "np", ARRAY_OFFSET)
 
     def __getstate__(self):
+        # As object's own, with what lies outside the instance's dictionary; that one refuses types with such things.
         state = dict(self.__dict__)
-        for name, slot in _MEMBERS.items():
+        for name, descriptor in _DESCRIPTORS:
             try:
-                state[name] = slot.__get__(self)
+                state[name] = descriptor.__get__(self)
             except AttributeError:
                 pass
-        return state
+        slots = {name: getattr(self, name) for name in copyreg._slotnames(type(self)) if hasattr(self, name)}
+        return (state, slots) if slots else state
 
     def __setstate__(self, state):
-        for name, value in state.items():
-            if name in _MEMBERS:
-                _MEMBERS[name].__set__(self, value)
+        slots = None
+        if isinstance(state, tuple):
+            state, slots = state
+        descriptors = dict(_DESCRIPTORS)
+        for name, value in (state or {}).items():
+            if name in descriptors:
+                descriptors[name].__set__(self, value)
             else:
                 self.__dict__[name] = value
+        for name, value in (slots or {}).items():
+            setattr(self, name, value)
 
-    def __reduce__(self):
-        return copyreg.__newobj__, (type(self),), self.__getstate__()
+    def __reduce_ex__(self, protocol):
+        return object.__reduce_ex__(self, max(protocol, 2))  # below 2 it wants __init__ without arguments
 
 
+_DESCRIPTORS = tuple((name, getattr(CpuGpuBuffer, name)) for name in ("cpu", "gpu", "np"))
 cdef object _Buffer = CpuGpuBuffer
 cdef PyTypeObject* Buffer = <PyTypeObject*>_Buffer
 cdef object _own_copy = BufferCopies.copy_to_gpu
@@ -276,7 +320,6 @@ cdef struct Round:
     void* from_tensor[ROUND]
     void* to_tensor[ROUND]
     int64_t rows[ROUND]
-    PyObject* kept[ROUND]
 
 
 cdef inline void enter(
@@ -335,13 +378,6 @@ def copy_slices(pairs, *, views=False):
     return None
 
 
-cdef inline bint copies_as_usual(PyObject* buffer):
-    # Whether `buffer.copy_to_gpu` is ours, rather than what a subclass makes of it.
-    if Py_TYPE(buffer) == Buffer:
-        return True
-    return isinstance(<object>buffer, BufferCopies) and type(<object>buffer).copy_to_gpu is _own_copy
-
-
 def copy_to_gpu_many(buffers, ns=None, *, views=False):
     """Run ``buffer.copy_to_gpu(n)`` for each buffer, in order, in one call.
 
@@ -355,7 +391,6 @@ def copy_to_gpu_many(buffers, ns=None, *, views=False):
     cdef PyObject* buffer
     cdef PyObject* source
     cdef PyObject* target
-    cdef PyObject* n
     cdef Round plan
     if ns is None or isinstance(ns, Integral):
         counts = (ns,) * len(several)
@@ -367,30 +402,32 @@ def copy_to_gpu_many(buffers, ns=None, *, views=False):
         )
     if views:
         return [one.copy_to_gpu(count) for one, count in zip(several, counts)]
-    for first in range(0, len(several), ROUND):
-        filled = min(len(several) - first, <Py_ssize_t>ROUND)
-        for i in range(filled):
-            buffer, n = <PyObject*>several[first + i], <PyObject*>counts[first + i]
-            plan.from_tensor[i] = plan.kept[i] = NULL
-            if not copies_as_usual(buffer):
-                continue
+    # A subclass, or a class that is patched, may make anything of its copies.
+    cdef bint as_usual = _Buffer.copy_to_gpu is _own_copy
+    first = 0
+    while first < len(several):
+        # Up to the first entry that is not ours: what its code does may change what the later ones are to copy.
+        filled = 0
+        while as_usual and filled < ROUND and first + filled < len(several):
+            buffer = <PyObject*>several[first + filled]
+            if Py_TYPE(buffer) != Buffer:
+                break
             source, target = host_slot(buffer)[0], device_slot(buffer)[0]
-            enter(&plan, i, source, target, n, FU_ALL_ROWS)
-            if plan.from_tensor[i] != NULL:
-                # Another thread may replace the buffer's tensors while the bridge has released the GIL.
-                Py_INCREF(source)
-                Py_INCREF(target)
-                plan.kept[i] = source
-        try:
-            done = send(&plan, 0, filled)
-            while done < filled:
-                several[first + done].copy_to_gpu(counts[first + done])
-                done = send(&plan, done + 1, filled)
-        finally:
-            for i in range(filled):
-                if plan.kept[i] != NULL:
-                    Py_DECREF(plan.kept[i])
-                    Py_DECREF(<PyObject*>plan.to_tensor[i])
+            enter(&plan, filled, source, target, <PyObject*>counts[first + filled], FU_ALL_ROWS)
+            if plan.from_tensor[filled] == NULL:
+                break
+            # Another thread may replace the buffer's tensors while the bridge has released the GIL.
+            Py_INCREF(source)
+            Py_INCREF(target)
+            filled += 1
+        done = send(&plan, 0, filled)
+        for i in range(filled):
+            Py_DECREF(<PyObject*>plan.from_tensor[i])
+            Py_DECREF(<PyObject*>plan.to_tensor[i])
+        first += done
+        if first < len(several) and (done < filled or filled < ROUND):
+            several[first].copy_to_gpu(counts[first])
+            first += 1
     return None
 
 

@@ -57,7 +57,7 @@ cdef class TensorBytes:
         cdef void* tensor = NULL
         self.must_hold()
         if bridge.wrap_bytes(&self.bytes, &tensor) != FU_DONE:
-            raise MemoryError("no tensor could be made over these bytes")
+            raise BufferError("the tensor's storage has other memory by now: call tensor_data() again")
         return stolen(tensor)
 
 

@@ -24,6 +24,9 @@ class _ThenCall(importlib.abc.Loader):
         self.loader = loader
         self.then = then
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)  # get_source() and the like: many look at a module without loading it
+
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         return self.loader.create_module(spec)
 
@@ -57,7 +60,8 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
     def loaded(self) -> None:
         # Not when it was found: many look for a module and never load it.
-        sys.meta_path.remove(self)
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
         self.then()
 
 

@@ -167,3 +167,90 @@ def test_subclass_may_compute_a_tensor(Buffer):
     assert buffer.copy_to_gpu(2).tolist() == [1, 2]
     assert spare.tolist() == [1, 2, 0, 0]
     assert buffer.copy_to_gpu() is spare
+
+
+# ---- what subclasses and other code make of a buffer -------------------------------------------------------------
+
+
+def test_other_ways_of_setting_attributes(Buffer):
+    class Mix:
+        def __setattr__(self, name, value):
+            seen.append(name)
+            super().__setattr__(name, value)
+
+    class Both(Buffer, Mix):
+        pass
+
+    seen = []
+    buffer = filled(Both, 4)
+    assert seen == ["cpu", "gpu", "np"]
+    other = torch.zeros(4, dtype=torch.int32)
+    object.__setattr__(buffer, "gpu", other)
+    assert buffer.copy_to_gpu(2).data_ptr() == other.data_ptr()
+    object.__delattr__(buffer, "gpu")
+    with pytest.raises(AttributeError, match="gpu"):
+        buffer.copy_to_gpu(2)
+    with pytest.raises(AttributeError, match="gpu"):
+        del buffer.gpu
+
+
+def test_a_module_that_is_a_buffer_too(Buffer):
+    class Both(Buffer, torch.nn.Module):
+        def __init__(self):
+            torch.nn.Module.__init__(self)
+            Buffer.__init__(self, 4, dtype=torch.float32, device=torch.device("cpu"))
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+    both = Both()
+    assert [name for name, _ in both.named_parameters()] == ["weight"]
+    both.np[:] = 3
+    assert both.copy_to_gpu(2).tolist() == [3, 3]
+
+
+def test_a_subclass_may_make_the_tensors_something_else(Buffer):
+    class Late(Buffer):
+        pass
+
+    buffer, elsewhere = filled(Late, 4), torch.zeros(4, dtype=torch.int32)
+    Late.gpu = property(lambda self: elsewhere)
+    assert buffer.copy_to_gpu(2).data_ptr() == elsewhere.data_ptr()
+    assert elsewhere.tolist() == [1, 2, 0, 0]
+
+    class Intercepted(Buffer):
+        def __getattribute__(self, name):
+            return elsewhere if name == "gpu" else super().__getattribute__(name)
+
+    elsewhere.zero_()
+    assert filled(Intercepted, 4).copy_to_gpu() is elsewhere
+    assert elsewhere.tolist() == [1, 2, 3, 4]
+
+
+class Slotted(fastutils.CpuGpuBuffer):
+    __slots__ = ("extra",)
+
+
+class ByHand(fastutils.CpuGpuBuffer):
+    def __getnewargs__(self):
+        made.append("arguments")
+        return ()
+
+    def __getstate__(self):
+        return None, {"cpu": self.cpu, "gpu": self.gpu}
+
+
+made = []
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, *(lambda b, p=p: pickle.loads(pickle.dumps(b, p)) for p in (0, 2, 5))]
+)
+def test_slots_and_state_of_subclasses_survive_copying(again):
+    buffer = filled(Slotted, 4)
+    buffer.extra, buffer.more = "kept", 5
+    new = again(buffer)
+    assert (new.extra, new.more, new.cpu.tolist()) == ("kept", 5, [1, 2, 3, 4])
+    made.clear()
+    by_hand = again(filled(ByHand, 4))
+    assert made == ["arguments"]
+    assert by_hand.copy_to_gpu(2).tolist() == [1, 2]
+    assert not hasattr(by_hand, "np")

@@ -115,3 +115,25 @@ def test_signatures(copy_slices, copy_to_gpu_many):
     assert list(inspect.signature(copy_slices).parameters) == ["pairs", "views"]
     assert list(inspect.signature(copy_to_gpu_many).parameters) == ["buffers", "ns", "views"]
     assert inspect.signature(copy_slices).parameters["views"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_what_an_override_changes_counts_for_later_entries(form, copy_to_gpu_many):
+    Buffer = load("CpuGpuBuffer", form)
+    first, second = buffers(form, 4, 4)
+
+    class Replacing(Buffer):
+        def copy_to_gpu(self, n=None):
+            second.gpu = torch.zeros_like(second.gpu)
+
+    replacing = Replacing(4, dtype=second.cpu.dtype, device=torch.device("cpu"), pin_memory=False)
+    second.cpu.fill_(7)
+    copy_to_gpu_many([first, replacing, second], 2)
+    assert second.gpu.tolist() == [7, 7, 0, 0]
+
+
+def test_a_patched_class_is_honoured(form, copy_to_gpu_many, monkeypatch):
+    Buffer, seen = load("CpuGpuBuffer", form), []
+    pair = buffers(form, 4, 4)
+    monkeypatch.setattr(Buffer, "copy_to_gpu", lambda self, n=None: seen.append(n))
+    copy_to_gpu_many(pair, [1, 2])
+    assert seen == [1, 2]

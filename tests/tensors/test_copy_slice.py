@@ -481,3 +481,40 @@ def test_any_pair_of_strided_tensors(data):
 def clone_as_laid_out(tensor):
     memory = tensor.untyped_storage().clone()
     return torch.empty(0, dtype=tensor.dtype).set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def odd_bools(count):
+    return torch.tensor([2, 255, 0, 1], dtype=torch.uint8).repeat(count // 4).view(torch.bool)
+
+
+@pytest.mark.parametrize("count", [4, 64, 40_000])
+def test_bools_of_other_bytes(count):
+    results = []
+    for copies in (load("copy_slice", "compiled"), reference):
+        target = torch.zeros(count, dtype=torch.bool)
+        copies(odd_bools(count), target, count)
+        results.append(target.view(torch.uint8).tolist())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("left", [0, 8])
+def test_one_tensor_for_both_whose_memory_is_gone(left):
+    def run(copies):
+        tensor = torch.arange(6.0)
+        tensor.untyped_storage().resize_(left)
+        with pytest.raises(RuntimeError) as caught:
+            copies(tensor, tensor, 3)
+        return str(caught.value)
+
+    assert run(load("copy_slice", "compiled")) == run(reference)
+
+
+@pytest.mark.parametrize("shift", [-1, 1, 3])
+def test_two_storages_over_the_same_memory(shift):
+    results = []
+    for copies in (load("copy_slice", "compiled"), reference):
+        memory = np.arange(80, dtype=np.int32)
+        source, target = torch.from_numpy(memory[8:68]), torch.from_numpy(memory[8 + shift : 68 + shift])
+        copies(source, target, 60)
+        results.append(memory.tolist())
+    assert results[0] == results[1]

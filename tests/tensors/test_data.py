@@ -228,3 +228,19 @@ def test_modes_see_the_operators(tensor_data):
     with Watch():
         tensor_data(tensor)
     assert seen != []
+
+
+def test_bools_of_other_bytes(tensor_data):
+    odd = torch.tensor([2, 255, 0, 1, 7, 0], dtype=torch.uint8).view(torch.bool)
+    assert bytes(tensor_data(odd)) == bytes([2, 255, 0, 1, 7, 0])  # its own memory
+    assert bytes(tensor_data(odd[::2])) == bytes([1, 0, 1])  # as torch copies them
+
+
+def test_memory_that_was_exchanged_is_no_tensor():
+    tensor_data = load("tensor_data", "compiled")
+    tensor = torch.arange(6)
+    owner = tensor_data(tensor).obj
+    assert owner.base.numel() == 48
+    tensor.share_memory_()
+    with pytest.raises(BufferError, match="other memory"):
+        _ = owner.base

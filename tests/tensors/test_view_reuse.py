@@ -238,3 +238,12 @@ def test_a_buffer_in_a_cycle_is_collected(Buffer):
     del buffer
     gc.collect()
     assert watch() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, None])
+def test_a_gradients_type_is_not_handed_on(Buffer, dtype):
+    buffer = make(Buffer)
+    view = buffer.copy_to_gpu(N)
+    view.grad_dtype = dtype
+    del view
+    assert buffer.copy_to_gpu(N).grad_dtype == torch.float32
