@@ -39,8 +39,14 @@ class Change:
         return self._moved("fastutils")
 
     @property
+    def excess(self) -> float:
+        """The rise beyond that of upstream's form: what the surroundings add to both sides is nobody's regression."""
+        return self.rise - max(self._moved("upstream"), 0.0)
+
+    @property
     def failed(self) -> bool:
-        return self.rise > TOLERANCE and self.after["fastutils"] - self.before["fastutils"] > SLACK
+        more = self.after["fastutils"] - self.before["fastutils"]
+        return more > SLACK and self.rise > TOLERANCE and self.excess > TOLERANCE
 
     @property
     def control_moved(self) -> bool:

@@ -167,11 +167,20 @@ def test_the_gate_passes_fewer_instructions_and_single_ones():
 
 
 def test_the_gate_tells_a_change_of_the_surroundings():
-    before, after = document(a=(1000, 300, {})), document(torch="2.14.1", a=(1100, 330, {}))
+    before, after = document(a=(1000, 300, {})), document(torch="2.14.1", a=(1100, 345, {}))
     text, passed = gate.report(before, after, Path("x.json"))
     assert not passed
     assert "torch: 2.13.0 -> 2.14.1" in text
     assert "look at the surroundings first" in text
+
+
+def test_the_gate_passes_what_moves_both_sides_alike():
+    before, after = document(a=(1000, 300, {})), document(a=(1012, 304, {}))
+    text, passed = gate.report(before, after, Path("x.json"))
+    assert passed
+    assert "+1.3%" in text
+    fewer = document(a=(900, 304, {}))  # that upstream's form takes fewer excuses nothing
+    assert not gate.report(before, fewer, Path("x.json"))[1]
 
 
 def test_the_gate_names_cases_that_came_and_went():
