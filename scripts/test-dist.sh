@@ -66,6 +66,7 @@ pure=$(only "$work"/pure/*-py3-none-any.whl)
 install_and_test pure "$pure" -- --ignore tests/processes
 
 say "no compiler: the build succeeds and the package says what is missing"
+rm -rf "$work/source/build"  # what was compiled before must not serve
 CC=no-such-compiler CXX=no-such-compiler "$python" -m pip wheel -q --no-build-isolation --no-deps -w "$work/bare" "$work/source"
 bare=$(only "$work"/bare/*.whl)
 venv=$work/venv-bare
