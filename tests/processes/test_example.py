@@ -13,7 +13,7 @@ import fastutils
 EXAMPLE = Path(__file__).parents[2] / "examples" / "api_servers.py"
 
 
-@pytest.mark.skipif(not EXAMPLE.exists(), reason="the examples are not distributed")
+@pytest.mark.skipif(not EXAMPLE.exists(), reason="the examples are not beside these tests")
 @pytest.mark.parametrize("servers", [1, 3])
 def test_the_example_tells_who_died_and_why_and_leaves_nothing(servers):
     pytest.importorskip("zmq")
