@@ -1,6 +1,7 @@
 """For tests that run both forms side by side on the same input."""
 
 import importlib
+from functools import cached_property
 
 import implementations
 
@@ -25,3 +26,19 @@ def outcome(function, *arguments, **named):
         return function(*arguments, **named)
     except Exception as error:
         return type(error), str(error)
+
+
+class Cached:
+    """The scheduler's record of running requests, in the shape that the compiled form recognises."""
+
+    def __init__(self, req_ids, num_output_tokens):
+        self.req_ids = req_ids
+        self.num_output_tokens = num_output_tokens
+
+    @cached_property
+    def _req_id_to_num_output_tokens(self):
+        return dict(zip(self.req_ids, self.num_output_tokens))  # noqa: B905
+
+    def is_context_phase(self, req_id):
+        outputs = self._req_id_to_num_output_tokens.get(req_id)
+        return outputs is not None and outputs == 0

@@ -4,12 +4,11 @@ import contextlib
 import gc
 import sys
 import threading
-from functools import cached_property
 from types import SimpleNamespace
 
 import implementations
 import pytest
-from comparing import forms, outcome
+from comparing import Cached, forms, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,20 +31,6 @@ class Hostile:
     def __hash__(self):
         self.do()
         return hash("b")
-
-
-class Cached:
-    def __init__(self, req_ids, num_output_tokens):
-        self.req_ids = req_ids
-        self.num_output_tokens = num_output_tokens
-
-    @cached_property
-    def _req_id_to_num_output_tokens(self):
-        return dict(zip(self.req_ids, self.num_output_tokens))  # noqa: B905
-
-    def is_context_phase(self, req_id):
-        outputs = self._req_id_to_num_output_tokens.get(req_id)
-        return outputs is not None and outputs == 0
 
 
 JUNK = st.one_of(

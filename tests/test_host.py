@@ -3,11 +3,9 @@
 import io
 import logging
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from fastutils import _host
@@ -219,33 +217,6 @@ def test_no_title_without_setproctitle(monkeypatch):
 
 
 # --- process trees ----------------------------------------------------------------------------------------------------
-
-TREE = """
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-depth = int(sys.argv[1])
-if depth:
-    command = [sys.executable, "-c", sys.argv[2], str(depth - 1), sys.argv[2]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-        print(child.pid, child.stdout.readline().decode().strip(), flush=True)
-        time.sleep(600)
-print(flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def tree():
-    """(a process, [its child, its grandchild])."""
-    root = subprocess.Popen([sys.executable, "-c", TREE, "2", TREE], stdout=subprocess.PIPE, text=True)
-    with root:
-        below = [psutil.Process(int(pid)) for pid in root.stdout.readline().split()]
-        assert len(below) == 2
-        yield root, below
-        for process in below:
-            if process.is_running():
-                process.kill()
-        root.kill()
 
 
 def test_who_descends_from_this_process(tree):

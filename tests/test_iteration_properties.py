@@ -1,10 +1,10 @@
 """compute_iteration_details: both forms against a count written for the test, on arbitrary scheduler outputs."""
 
-from functools import cached_property, reduce
+from functools import reduce
 from operator import add
 from types import SimpleNamespace
 
-from comparing import forms, outcome
+from comparing import Cached, forms, outcome
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,20 +16,6 @@ IDS = st.one_of(st.sampled_from("abcdefgh"), st.integers(0, 2), st.booleans(), s
 PLAIN_IDS = st.sampled_from("abcdefgh")
 COUNTS = st.one_of(st.integers(0, 3), st.integers(), st.booleans(), st.floats(0, 2))
 OUTPUTS = st.one_of(st.integers(0, 2), st.none(), st.booleans(), st.integers(), st.floats(0, 1))
-
-
-class Cached:
-    def __init__(self, req_ids, num_output_tokens):
-        self.req_ids = req_ids
-        self.num_output_tokens = num_output_tokens
-
-    @cached_property
-    def _req_id_to_num_output_tokens(self):
-        return dict(zip(self.req_ids, self.num_output_tokens))  # noqa: B905
-
-    def is_context_phase(self, req_id):
-        outputs = self._req_id_to_num_output_tokens.get(req_id)
-        return outputs is not None and outputs == 0
 
 
 class Asked(Cached):

@@ -11,33 +11,6 @@ from process_ends import all_end
 
 from fastutils.processes import families
 
-TREE = """
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-depth = int(sys.argv[1])
-if depth:
-    command = [sys.executable, "-c", sys.argv[2], str(depth - 1), sys.argv[2]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-        print(child.pid, child.stdout.readline().decode().strip(), flush=True)
-        time.sleep(600)
-print(flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.fixture
-def tree():
-    """(a process, [its child, its grandchild])."""
-    root = subprocess.Popen([sys.executable, "-c", TREE, "2", TREE], stdout=subprocess.PIPE, text=True)
-    with root:
-        below = [psutil.Process(int(pid)) for pid in root.stdout.readline().split()]
-        assert len(below) == 2
-        yield root, below
-        for process in below:
-            if process.is_running():
-                process.kill()
-        root.kill()
-
 
 @pytest.fixture(params=["proc", "psutil"])
 def source(request, monkeypatch):
