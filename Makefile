@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*) $(wildcard fastutils/*.pyx fastutils/*/*.pyx)
 
-.PHONY: test bench bench-all bench-report bench-gate bench-baseline lint format build test-dist test-asan test-fakecuda test-vllm bench-vllm clean
+.PHONY: test bench bench-all bench-report bench-gate bench-baseline lint format build test-dist test-asan test-debug test-fakecuda test-vllm bench-vllm clean
 
 test: build
 	FASTUTILS_REQUIRE_EXTENSIONS=1 $(BIN)/python -m pytest
@@ -44,9 +44,13 @@ format: build
 test-dist: build
 	scripts/test-dist.sh $(BIN)/python
 
-# The tensor tests over a core and a bridge built with the address and undefined-behaviour sanitizers.
+# The core's and the tensors' tests over a core and a bridge built with the address and undefined-behaviour sanitizers.
 test-asan: build
 	scripts/test-asan.sh $(BIN)/python -q
+
+# The same on a debug build of Python: Debian's python3-dbg.
+test-debug: build
+	scripts/test-debug.sh $(BIN)/python -q
 
 # Device copies without a GPU: a CUDA build of torch (5.5 GB) on a stand-in runtime.
 test-fakecuda: .venv-fakecuda/.ready

@@ -53,7 +53,7 @@ def compiled_modules() -> list[Extension]:
             list(sources),
             include_dirs=["csrc"],
             depends=glob.glob("csrc/*.h"),
-            extra_compile_args=["-O3", "-g0"],
+            extra_compile_args=["-O3", "-g0", "-fno-plt"],
             define_macros=[("Py_LIMITED_API", "0x030A0000")] if LIMITED else [],
             py_limited_api=LIMITED,
             **more,
@@ -67,7 +67,9 @@ def compiled_modules() -> list[Extension]:
             *([] if LIMITED else [module("fastutils.tensors._data", "fastutils/tensors/_data.pyx")]),
         ]
     )
-    modules += [module("fastutils._views", "csrc/views.c"), module("fastutils._scopes", "csrc/scopes.c")]
+    modules.append(module("fastutils._views", "csrc/views.c"))
+    if not LIMITED:  # which has no objects within objects: all that scopes gain
+        modules.append(module("fastutils._scopes", "csrc/scopes.c"))
     for extension in modules:
         extension.optional = not REQUIRED  # cythonize() drops what was said before it
     return modules

@@ -36,7 +36,7 @@ SHOWN = (
     "copy_slice: 64 MB",
     "copy_slice: strided source",
     "copy_to_gpu(n): 48 of 256, fresh view, inference mode",
-    "copy_to_gpu(n): 48 of 256, re-used view, inference mode",
+    "copy_to_gpu(n): 48 of 256, dropped view, inference mode",
     "copy_to_gpu_many: 16 buffers of 64-8192 ints, n=48 each",
     "tensor_data: 1 KB, contiguous",
     "tensor_data: 1 KB, not contiguous",

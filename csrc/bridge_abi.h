@@ -9,10 +9,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FU_BRIDGE_ABI 1
+#define FU_BRIDGE_ABI 2
 
 /* Instead of a row count: the whole tensor, whose sizes must then agree in every dimension. */
 #define FU_ALL_ROWS INT64_MIN
+
+/* The most entries of one copy_many. */
+#define FU_ROUND 64
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,8 +24,7 @@ extern "C" {
 enum {
   FU_ERROR = -1,   /* a Python exception is set */
   FU_FALLBACK = 0, /* nothing was done; torch's own operators must do it */
-  FU_DONE = 1,
-  FU_REUSED = 2 /* done, and the view offered for re-use is the result */
+  FU_DONE = 1
 };
 
 /* What the bridge needs from the process it is loaded into; filled in by the core. */
@@ -53,13 +55,12 @@ typedef struct fu_bridge {
   /* Whether the bridge reads the tensor object as Python does: 1 yes, 0 no. */
   int (*reads_tensor)(void* tensor, int64_t numel, int64_t data_ptr);
 
-  /* to[:n].copy_(from[:n], non_blocking=True). `reusable` is NULL or an earlier view that only the core still holds;
-   * *out is a new reference, except with FU_REUSED, where it is `reusable` itself. */
-  int (*copy_rows)(void* from, void* to, int64_t n, void* reusable, void** out);
+  /* to[:n].copy_(from[:n], non_blocking=True); *out is a new reference to to[:n]. */
+  int (*copy_rows)(void* from, void* to, int64_t n, void** out);
   /* to.copy_(from, non_blocking=True). */
   int (*copy_whole)(void* from, void* to);
   /* Many of either kind, in order; the caller keeps the tensors alive. Returns how many were done before the first
-   * one that torch must do (an entry whose `from` is NULL is one). */
+   * one that torch must do. */
   size_t (*copy_many)(size_t count, void* const* from, void* const* to, const int64_t* rows);
 
   /* The elements of a CPU tensor in row-major order: its own memory if contiguous, else a copy. */

@@ -79,11 +79,39 @@ static inline Py_ssize_t fu_find_small_int(PyObject* list, PyObject* needle, Py_
   return -1;
 }
 
+/* Python <= 3.11 may collect while it allocates the copy of a list, and then reads on where the list has been
+ * shortened. */
+#if PY_VERSION_HEX < 0x030C0000
+#define FU_UNCOLLECTED(statement)          \
+  do {                                     \
+    const int collecting = PyGC_Disable(); \
+    statement;                             \
+    if (collecting) PyGC_Enable();         \
+  } while (0)
+#else
+#define FU_UNCOLLECTED(statement) statement
+#endif
+
+/* list[start:stop] of an exact list. NULL, without an error: leave it to the list itself. */
+static inline PyObject* fu_slice(PyObject* list, Py_ssize_t start, Py_ssize_t stop) {
+  PyObject* result;
+  FU_UNCOLLECTED(result = PyList_GetSlice(list, start, stop));
+  if (result == NULL) PyErr_Clear();
+  return result;
+}
+
+/* tuple(given). */
+static inline PyObject* fu_tuple(PyObject* given) {
+  PyObject* result;
+  if (!PyList_CheckExact(given)) return PySequence_Tuple(given);
+  FU_UNCOLLECTED(result = PyList_AsTuple(given));
+  return result;
+}
+
 /* list[slice] for a slice of small ints and Nones with step 1. NULL, without an error: leave it to the list itself. */
 static inline PyObject* fu_plain_slice(PyObject* list, PyObject* slice) {
 #ifdef Py_LIMITED_API
-  (void)list;
-  (void)slice;
+  (void)list, (void)slice;
   return NULL;
 #else
   PySliceObject* bounds = (PySliceObject*)slice;
@@ -91,10 +119,8 @@ static inline PyObject* fu_plain_slice(PyObject* list, PyObject* slice) {
   if (bounds->step != Py_None && (!fu_small_int(bounds->step, &step) || step != 1)) return NULL;
   if (bounds->start != Py_None && !fu_small_int(bounds->start, &start)) return NULL;
   if (bounds->stop != Py_None && !fu_small_int(bounds->stop, &stop)) return NULL;
-  PySlice_AdjustIndices(PyList_GET_SIZE(list), &start, &stop, 1);
-  PyObject* result = PyList_GetSlice(list, start, stop);
-  if (result == NULL) PyErr_Clear();
-  return result;
+  const Py_ssize_t length = PySlice_AdjustIndices(PyList_GET_SIZE(list), &start, &stop, 1);
+  return fu_slice(list, start, start + length);
 #endif
 }
 

@@ -4,8 +4,28 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <string.h>
 
 #include "exact.h"
+
+/* Gives a built-in function or method, which has its signature for a docstring, that of its Python form besides. The
+ * text is never freed, as the function is not. */
+static int fu_share_doc(PyObject* function, PyObject* twin) {
+#ifdef Py_LIMITED_API
+  (void)function, (void)twin; /* its definition is out of reach: help() shows the signature alone */
+#else
+  PyMethodDef* definition =
+      PyCFunction_Check(function) ? ((PyCFunctionObject*)function)->m_ml : ((PyMethodDescrObject*)function)->d_method;
+  if (strcmp(definition->ml_doc + strlen(definition->ml_doc) - 3, "-\n\n") != 0) return 0; /* it has it already */
+  PyObject* doc = PyObject_GetAttrString(twin, "__doc__");
+  PyObject* whole = doc ? PyUnicode_FromFormat("%s%U", definition->ml_doc, doc) : NULL;
+  Py_XDECREF(doc);
+  const char* text = whole ? PyUnicode_AsUTF8(whole) : NULL;
+  if (text == NULL) return -1;
+  definition->ml_doc = text;
+#endif
+  return 0;
+}
 
 /* An instance of the plain Python class `type` whose __init__ has not run. */
 static inline PyObject* fu_new_instance(PyObject* type, PyObject* no_arguments) {
@@ -16,26 +36,37 @@ static inline PyObject* fu_new_instance(PyObject* type, PyObject* no_arguments) 
 #endif
 }
 
-/* What the class of `object` has under `name`, unbound; NULL without an error if there is nothing. A new reference. */
-static inline PyObject* fu_class_attribute(PyObject* object, PyObject* name) {
+/* A number that changes with every change of the class or of one of its bases; 0 while there is none. What was found
+ * out about the class after fu_give_version holds as long as it has the same: a number is never used again, not even
+ * for another class. */
+static inline unsigned int fu_class_version(PyObject* type) {
 #ifdef Py_LIMITED_API
-  PyObject* found = PyObject_GetAttr((PyObject*)Py_TYPE(object), name);
-  if (found == NULL) PyErr_Clear();
-  return found;
+  (void)type;
+  return 0;
 #else
-  PyObject* found = _PyType_Lookup(Py_TYPE(object), name);
-  Py_XINCREF(found);
-  return found;
+#if PY_VERSION_HEX < 0x030B0000
+  if (!PyType_HasFeature((PyTypeObject*)type, Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
+#endif
+  return ((PyTypeObject*)type)->tp_version_tag;
 #endif
 }
 
-/* Whether the attributes of `object` are found in the usual way: its class has no __getattribute__ and no __getattr__.
- */
-static inline int fu_has_plain_attributes(PyObject* object) {
-#ifdef Py_LIMITED_API
-  return PyType_GetSlot(Py_TYPE(object), Py_tp_getattro) == (void*)PyObject_GenericGetAttr;
+/* The same, after a look-up, which gives a class its number. Past the metaclass, whose code may do anything. */
+static inline unsigned int fu_give_version(PyObject* type, PyObject* name) {
+#ifndef Py_LIMITED_API
+  _PyType_Lookup((PyTypeObject*)type, name);
 #else
-  return Py_TYPE(object)->tp_getattro == PyObject_GenericGetAttr;
+  (void)name;
+#endif
+  return fu_class_version(type);
+}
+
+/* Whether instances of `type` find their attributes in the usual way: it has no __getattribute__ and no __getattr__. */
+static inline int fu_has_plain_attributes(PyObject* type) {
+#ifdef Py_LIMITED_API
+  return PyType_GetSlot((PyTypeObject*)type, Py_tp_getattro) == (void*)PyObject_GenericGetAttr;
+#else
+  return ((PyTypeObject*)type)->tp_getattro == PyObject_GenericGetAttr;
 #endif
 }
 
@@ -51,42 +82,6 @@ static inline PyObject* fu_code_of(PyObject* function) {
   Py_INCREF(code);
   return code;
 #endif
-}
-
-/* [each.name for each in list] for an exact list, which may change meanwhile: an attribute may run any code.
- * From the first value that is no exact str on, the values go to the set *others instead, which then begins with those
- * of the list: only hashing a str runs no code, and Python would hash each before it reads the next. */
-static inline PyObject* fu_attribute_of_each(PyObject* list, PyObject* name, PyObject** others) {
-  const Py_ssize_t room = PyList_Size(list);
-  PyObject* result = PyList_New(room);
-  Py_ssize_t i = 0;
-  *others = NULL;
-  for (; result != NULL && i < FU_LIST_SIZE(list); i++) {
-    PyObject* each = FU_LIST_ITEM(list, i);
-    Py_INCREF(each);
-    PyObject* value = PyObject_GetAttr(each, name);
-    Py_DECREF(each);
-    int failed = value == NULL;
-    if (value != NULL && *others == NULL && !PyUnicode_CheckExact(value)) {
-      if (i < room) failed = PyList_SetSlice(result, i, room, NULL) < 0;
-      failed = failed || (*others = PySet_New(result)) == NULL;
-    }
-    if (!failed && *others != NULL) {
-      failed = PySet_Add(*others, value) < 0;
-      Py_DECREF(value);
-    } else if (!failed && i < room) {
-      failed = PyList_SetItem(result, i, value) < 0; /* takes the reference */
-    } else if (!failed) {
-      failed = PyList_Append(result, value) < 0;
-      Py_DECREF(value);
-    } else {
-      Py_XDECREF(value);
-    }
-    if (failed) Py_CLEAR(result);
-  }
-  if (result != NULL && *others == NULL && i < room && PyList_SetSlice(result, i, room, NULL) < 0) Py_CLEAR(result);
-  if (result == NULL) Py_CLEAR(*others);
-  return result;
 }
 
 #endif

@@ -2,29 +2,34 @@
  * do, and makes the choice for both.
  *
  * When nobody profiles, all the work of a `with` lies in the objects that it makes: the context manager and the two
- * bound methods that the interpreter asks it for. Here the context manager, taken from the freed ones, is also both
- * bound methods: it tells entry from exit by the number of arguments.
+ * bound methods that the interpreter asks it for. Here the context manager is taken from the freed ones, the bound
+ * __enter__ lies within it, and __exit__ is one object for all, since it needs nothing of the scope.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stddef.h>
+#include <string.h>
 #include <structmember.h>
 
 #include "arguments.h"
+#include "objects.h"
 #include "single_interpreter.h"
 
 typedef struct {
-  PyObject_HEAD PyObject* name; /* an exact str, so that no cycle can lead through it */
-#ifndef Py_LIMITED_API
-  vectorcallfunc call;
-#endif
+  PyObject_HEAD vectorcallfunc call;
+} ScopeMethod;
+
+typedef struct {
+  PyObject_HEAD PyObject* name; /* an exact str, so that no cycle can lead through it, and its release runs no code */
+  ScopeMethod entering; /* the bound __enter__; alive, and then holding the scope, while its references are not 0 */
 } NullScope;
 
 static PyTypeObject* null_scope_type;
-static PyObject* chosen; /* makes the scopes; NULL until the first use */
-static int is_off;       /* chosen is contextlib.nullcontext */
+static PyObject* chosen;                    /* makes the scopes; NULL until the first use */
+static int is_off;                          /* chosen is contextlib.nullcontext */
+static PyObject *python_form, *nullcontext; /* the module fastutils.scopes, and what it chooses when they are off */
 
-#if defined(Py_LIMITED_API) || defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG)
+#if defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG)
 #define FREE_SCOPES 0
 #else
 #define FREE_SCOPES 32
@@ -34,84 +39,81 @@ static int free_count;
 
 /* ---- the scope that does nothing ------------------------------------------------------------------------------ */
 
-#ifdef Py_LIMITED_API
-static PyObject* null_scope_enter(PyObject* self, PyObject* ignored) {
-  (void)ignored;
-  PyObject* name = ((NullScope*)self)->name;
-  Py_INCREF(name);
-  return name;
-}
-
+/* Needs nothing of the scope: one object for all of them, a plain function, which does not bind. */
 static PyObject* null_scope_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   (void)self, (void)args, (void)count;
   Py_RETURN_NONE;
 }
 
-static PyMethodDef null_scope_methods[] = {{"__enter__", null_scope_enter, METH_NOARGS, NULL},
-                                           {"__exit__", FU_METHOD(null_scope_exit), METH_FASTCALL, NULL},
-                                           {NULL, NULL, 0, NULL}};
-#else
+static PyMethodDef exit_definition = {"__exit__", FU_METHOD(null_scope_exit), METH_FASTCALL, NULL};
+
 static PyObject* refuse(const char* message) {
   PyErr_SetString(PyExc_TypeError, message);
   return NULL;
 }
 
-/* A scope called is a scope entered. */
-static PyObject* null_scope_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
+static PyTypeObject* entering_type; /* kept for good: the bound methods within the scopes hold no reference to it */
+
+static NullScope* scope_of(PyObject* entering) { return (NullScope*)((char*)entering - offsetof(NullScope, entering)); }
+
+static PyObject* entering_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   (void)args;
   if (PyVectorcall_NARGS(nargsf) != 0 || keywords != NULL) return refuse("a scope's __enter__() takes no arguments");
-  PyObject* name = ((NullScope*)self)->name;
+  PyObject* name = scope_of(self)->name;
   Py_INCREF(name);
   return name;
 }
 
-/* The objects that stand in the type under __enter__ and __exit__.
- * __enter__, asked for through a scope, is that scope; asked for through the type, as contextlib.ExitStack does, it is
- * this object, which is then called with the scope. __exit__ does not bind: it needs nothing of the scope. */
-typedef struct {
-  PyObject_HEAD vectorcallfunc call;
-} ScopeMethod;
+static void entering_dealloc(PyObject* self) { Py_DECREF((PyObject*)scope_of(self)); }
 
+/* The objects that stand in the type under __enter__ and __exit__.
+ * __enter__, asked for through a scope, is what lies within that scope; asked for through the type, as
+ * contextlib.ExitStack does, it is this object, which is then called with the scope. __exit__ does not bind. */
 static PyObject* enter_get(PyObject* self, PyObject* scope, PyObject* type) {
   (void)type;
-  PyObject* bound = scope == NULL ? self : scope;
-  Py_INCREF(bound);
-  return bound;
+  if (scope == NULL) {
+    Py_INCREF(self);
+    return self;
+  }
+  if (Py_TYPE(scope) != null_scope_type) return refuse("NullScope.__enter__ binds to scopes only");
+  PyObject* entering = (PyObject*)&((NullScope*)scope)->entering;
+  if (Py_REFCNT(entering) > 0) {
+    Py_INCREF(entering);
+    return entering;
+  }
+  Py_INCREF(scope);
+  Py_SET_REFCNT(entering, 1);
+  return entering;
 }
 
 static PyObject* enter_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
   (void)self;
-  if (PyVectorcall_NARGS(nargsf) != 1 || Py_TYPE(args[0]) != null_scope_type)
+  if (PyVectorcall_NARGS(nargsf) != 1 || keywords != NULL || Py_TYPE(args[0]) != null_scope_type)
     return refuse("NullScope.__enter__() takes one scope");
-  return null_scope_call(args[0], NULL, 0, keywords);
-}
-
-static PyObject* exit_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* keywords) {
-  (void)self, (void)args, (void)nargsf;
-  if (keywords != NULL) return refuse("a scope's __exit__() takes no keyword arguments");
-  Py_RETURN_NONE;
+  PyObject* name = ((NullScope*)args[0])->name;
+  Py_INCREF(name);
+  return name;
 }
 
 static PyMemberDef method_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(ScopeMethod, call), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
 static PyType_Slot enter_slots[] = {
     {Py_tp_descr_get, enter_get}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, method_members}, {0, NULL}};
-static PyType_Slot exit_slots[] = {{Py_tp_call, PyVectorcall_Call}, {Py_tp_members, method_members}, {0, NULL}};
+static PyType_Slot entering_slots[] = {
+    {Py_tp_call, PyVectorcall_Call}, {Py_tp_dealloc, entering_dealloc}, {Py_tp_members, method_members}, {0, NULL}};
 static PyType_Spec enter_spec = {"fastutils._scopes.ScopeEnter", sizeof(ScopeMethod), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, enter_slots};
-static PyType_Spec exit_spec = {"fastutils._scopes.ScopeExit", sizeof(ScopeMethod), 0,
-                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, exit_slots};
+static PyType_Spec entering_spec = {"fastutils._scopes.ScopeEntering", sizeof(ScopeMethod), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                    entering_slots};
 
-static int add_method(PyObject* owner, const char* name, PyType_Spec* spec, vectorcallfunc call) {
-  PyObject* type = PyType_FromSpec(spec);
+static PyObject* make_enter(void) {
+  PyObject* type = PyType_FromSpec(&enter_spec);
   ScopeMethod* method = type ? PyObject_New(ScopeMethod, (PyTypeObject*)type) : NULL;
-  if (method != NULL) method->call = call;
-  int failed = method == NULL || PyObject_SetAttrString(owner, name, (PyObject*)method) < 0;
-  Py_XDECREF((PyObject*)method);
+  if (method != NULL) method->call = enter_call;
   Py_XDECREF(type);
-  return failed ? -1 : 0;
+  return (PyObject*)method;
 }
-#endif
 
 /* Without it, object.__new__ would make scopes without a name, and they would end among the freed ones. */
 static PyObject* null_scope_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
@@ -135,30 +137,18 @@ static void null_scope_dealloc(PyObject* self) {
 
 static PyMemberDef null_scope_members[] = {
     {"enter_result", T_OBJECT, offsetof(NullScope, name), READONLY, "What `with` yields: the name."},
-#ifndef Py_LIMITED_API
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(NullScope, call), READONLY, NULL},
-#endif
     {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot null_scope_slots[] = {{Py_tp_doc, "A scope that does nothing; ``with`` yields its name."},
                                          {Py_tp_new, null_scope_new},
                                          {Py_tp_dealloc, null_scope_dealloc},
                                          {Py_tp_members, null_scope_members},
-#ifdef Py_LIMITED_API
-                                         {Py_tp_methods, null_scope_methods},
-#else
-                                         {Py_tp_call, PyVectorcall_Call},
-#endif
                                          {0, NULL}};
 
-#if defined(Py_LIMITED_API)
-#define NULL_SCOPE_FLAGS Py_TPFLAGS_DEFAULT
-#else
-#define NULL_SCOPE_FLAGS (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL)
-#endif
-static PyType_Spec null_scope_spec = {"fastutils._scopes.NullScope", sizeof(NullScope), 0, NULL_SCOPE_FLAGS,
+static PyType_Spec null_scope_spec = {"fastutils._scopes.NullScope", sizeof(NullScope), 0, Py_TPFLAGS_DEFAULT,
                                       null_scope_slots};
 
+/* Nothing can run here: scopes are no objects that the collector counts. */
 static PyObject* new_null_scope(PyObject* name) {
   NullScope* scope;
 #if FREE_SCOPES
@@ -170,9 +160,9 @@ static PyObject* new_null_scope(PyObject* name) {
   {
     scope = PyObject_New(NullScope, null_scope_type);
     if (scope == NULL) return NULL;
-#ifndef Py_LIMITED_API
-    scope->call = null_scope_call;
-#endif
+    memset(&scope->entering, 0, sizeof(ScopeMethod)); /* not Py_SET_REFCNT: it heeds a count that is not there yet */
+    scope->entering.call = entering_call;
+    Py_SET_TYPE((PyObject*)&scope->entering, entering_type);
   }
   Py_INCREF(name);
   scope->name = name;
@@ -181,45 +171,28 @@ static PyObject* new_null_scope(PyObject* name) {
 
 /* ---- choosing and calling ------------------------------------------------------------------------------------- */
 
-static int choose(void) {
-  PyObject *scopes = PyImport_ImportModule("fastutils.scopes"), *contextlib = NULL, *nullcontext = NULL, *choice = NULL;
-  if (scopes && (contextlib = PyImport_ImportModule("contextlib")) &&
-      (nullcontext = PyObject_GetAttrString(contextlib, "nullcontext")) &&
-      (choice = PyObject_CallMethod(scopes, "_chosen", NULL))) {
-    PyObject* before = chosen; /* another thread may have come first */
-    is_off = choice == nullcontext;
-    Py_INCREF(choice);
-    chosen = choice;
-    Py_XDECREF(before);
-  }
-  int failed = choice == NULL;
-  Py_XDECREF(scopes);
-  Py_XDECREF(contextlib);
-  Py_XDECREF(nullcontext);
-  Py_XDECREF(choice);
-  return failed ? -1 : 0;
+/* The choice, as a new reference: what runs meanwhile may have it forgotten again. */
+static PyObject* choose(void) {
+  PyObject *choice = PyObject_CallMethod(python_form, "_chosen", NULL), *before = chosen;
+  if (choice == NULL) return NULL;
+  is_off = choice == nullcontext;
+  Py_INCREF(choice);
+  chosen = choice; /* another thread may have come first */
+  Py_XDECREF(before);
+  return choice;
 }
-
-PyDoc_STRVAR(
-    record_doc,
-    "record_function_or_nullcontext($module, name)\n--\n\n"
-    "A context manager that shows its body to a profiler under `name`.\n\n"
-    "``torch.autograd.profiler.record_function`` if ``VLLM_CUSTOM_SCOPES_FOR_PROFILING`` is on, else "
-    "``nvtx.annotate`` if\n``VLLM_NVTX_SCOPES_FOR_PROFILING`` is, else one that does nothing and yields `name`. "
-    "Chosen at the first call,\nthen kept. Raises ImportError if nvtx is asked for and missing, ValueError if a "
-    "variable is not an integer.\n\n"
-    "Upstream: ``vllm.v1.utils.record_function_or_nullcontext``.");
 
 static PyObject* record_function_or_nullcontext(PyObject* module, PyObject* const* args, Py_ssize_t count,
                                                 PyObject* keywords) {
   (void)module;
   PyObject* name = fu_bind_one("record_function_or_nullcontext", "name", args, count, keywords);
   if (name == NULL) return NULL;
-  if (!is_off && chosen == NULL && choose() < 0) return NULL;
   if (is_off && PyUnicode_CheckExact(name)) return new_null_scope(name);
   PyObject* maker = chosen;
-  Py_INCREF(maker);
-  PyObject* scope = PyObject_CallFunctionObjArgs(maker, name, NULL);
+  Py_XINCREF(maker);
+  if (maker == NULL && (maker = choose()) == NULL) return NULL;
+  PyObject* scope =
+      is_off && PyUnicode_CheckExact(name) ? new_null_scope(name) : PyObject_CallFunctionObjArgs(maker, name, NULL);
   Py_DECREF(maker);
   return scope;
 }
@@ -233,49 +206,47 @@ static PyObject* forget(PyObject* module, PyObject* ignored) {
 
 static PyMethodDef scopes_methods[] = {
     {"record_function_or_nullcontext", FU_METHOD(record_function_or_nullcontext), METH_FASTCALL | METH_KEYWORDS,
-     record_doc},
+     "record_function_or_nullcontext($module, name)\n--\n\n"},
     {"_forget", forget, METH_NOARGS,
      "_forget($module)\n--\n\nForget the choice. For tests, by fastutils.scopes._reset."},
     {NULL, NULL, 0, NULL}};
 
 /* ---- the module ----------------------------------------------------------------------------------------------- */
 
-static int set_from(PyObject* target, PyObject* source, const char* name) {
-  PyObject* value = PyObject_GetAttrString(source, name);
-  int failed = value == NULL || PyObject_SetAttrString(target, name, value) < 0;
+static int give(PyObject* type, const char* name, PyObject* value) {
+  int failed = value == NULL || PyObject_SetAttrString(type, name, value) < 0;
   Py_XDECREF(value);
   return failed ? -1 : 0;
 }
 
 static int make_types(void) {
-  PyObject *type = PyType_FromSpec(&null_scope_spec), *contextlib = PyImport_ImportModule("contextlib");
-  PyObject* nullcontext = contextlib ? PyObject_GetAttrString(contextlib, "nullcontext") : NULL;
-  int failed = type == NULL || nullcontext == NULL || set_from(type, nullcontext, "__aenter__") < 0 ||
-               set_from(type, nullcontext, "__aexit__") < 0;
-#ifndef Py_LIMITED_API
-  failed = failed || add_method(type, "__enter__", &enter_spec, enter_call) < 0 ||
-           add_method(type, "__exit__", &exit_spec, exit_call) < 0;
-#endif
-  if (!failed) {
-    null_scope_type = (PyTypeObject*)type;
-    type = NULL;
+  PyObject* type = PyType_FromSpec(&null_scope_spec);
+  int failed = type == NULL || (python_form = PyImport_ImportModule("fastutils.scopes")) == NULL ||
+               (nullcontext = PyObject_GetAttrString(python_form, "nullcontext")) == NULL ||
+               give(type, "__aenter__", PyObject_GetAttrString(nullcontext, "__aenter__")) < 0 ||
+               give(type, "__aexit__", PyObject_GetAttrString(nullcontext, "__aexit__")) < 0 ||
+               give(type, "__exit__", PyCFunction_New(&exit_definition, NULL)) < 0 ||
+               (entering_type = (PyTypeObject*)PyType_FromSpec(&entering_spec)) == NULL ||
+               give(type, "__enter__", make_enter()) < 0;
+  if (failed) {
+    Py_XDECREF(type);
+    return -1;
   }
-  Py_XDECREF(nullcontext);
-  Py_XDECREF(contextlib);
-  Py_XDECREF(type);
-  return failed ? -1 : 0;
+  null_scope_type = (PyTypeObject*)type;
+  return 0;
 }
 
 static int scopes_exec(PyObject* module) {
   if (fu_claim_interpreter("fastutils._scopes") < 0) return -1;
   if (null_scope_type == NULL && make_types() < 0) return -1; /* a second import uses what the first one made */
-  /* The function is pickled by its public name, under which either form is found. */
-  PyObject *function = PyObject_GetAttrString(module, "record_function_or_nullcontext"),
-           *home = PyUnicode_FromString("fastutils");
-  int failed = function == NULL || home == NULL || PyObject_SetAttrString(function, "__module__", home) < 0;
+  PyObject *function = PyObject_GetAttrString(module, "record_function_or_nullcontext"), *done = NULL,
+           *twin = PyObject_GetAttrString(python_form, "record_function_or_nullcontext");
+  if (function && twin && fu_share_doc(function, twin) == 0)
+    done = PyObject_CallMethod(python_form, "_complete", "O", function);
   Py_XDECREF(function);
-  Py_XDECREF(home);
-  return failed ? -1 : 0;
+  Py_XDECREF(twin);
+  Py_XDECREF(done);
+  return done ? 0 : -1;
 }
 
 static PyModuleDef_Slot scopes_slots[] = {{Py_mod_exec, scopes_exec}, FU_ONE_INTERPRETER{0, NULL}};

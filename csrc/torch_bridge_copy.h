@@ -31,11 +31,17 @@ struct Move {
 };
 
 // Decides whether `n` rows (FU_ALL_ROWS: everything) may be moved as plain bytes, and which. Changes nothing.
-inline bool plan(const TensorImpl* from, TensorImpl* to, int64_t n, Thread thread, Move& move) {
+inline bool plan(void* from_object, void* to_object, int64_t n, Thread thread, Move& move) {
+  if (!thread.plain || !tensor_in(from_object).defined() || !tensor_in(to_object).defined()) return false;
+  const TensorImpl* const from = tensor_in(from_object).unsafeGetTensorImpl();
+  TensorImpl* const to = tensor_in(to_object).unsafeGetTensorImpl();
   if (!within(from->key_set(), kPlainTensor) || !within(to->key_set(), kPlainTensor)) return false;
   if (from->dtype() != to->dtype() || !has_plain_type(to)) return false;
   if (has_gradients(from) || has_gradients(to)) return false;
   if (to->is_inference() && !thread.inference) return false;  // torch raises
+  // `.data =` and detach() across inference mode make tensors of both kinds at once
+  // (test_tensors_that_are_half_inference_tensors).
+  if (to->is_inference() == to->version_counter().enabled()) return false;
   const auto from_sizes = from->sizes(), to_sizes = to->sizes();
   int64_t elements;
   if (n == FU_ALL_ROWS) {
@@ -78,9 +84,11 @@ inline bool plan(const TensorImpl* from, TensorImpl* to, int64_t n, Thread threa
   if (!lies_within_storage(from, elements) || !lies_within_storage(to, elements)) return false;
   move.bytes = static_cast<size_t>(elements) * to->itemsize();
   if (move.kind == Kind::HostToHost && move.bytes > kLargestHostCopy) return false;
-  move.destination = to->mutable_data();
-  move.source = from->data();
-  if (!move.destination || !move.source) return false;
+  auto* const to_memory = static_cast<char*>(to_storage.mutable_data());
+  const auto* const from_memory = static_cast<const char*>(from_storage.data());
+  if (!to_memory || !from_memory) return false;
+  move.destination = to_memory + static_cast<size_t>(to->storage_offset()) * to->itemsize();
+  move.source = from_memory + static_cast<size_t>(from->storage_offset()) * to->itemsize();
   if (move.kind != Kind::HostToHost) return true;
   // Two storages may lie over the same memory, and torch has its own order for that.
   const auto to_begin = reinterpret_cast<uintptr_t>(move.destination);
@@ -145,17 +153,31 @@ class WithoutGil {
 };
 
 inline void bump(TensorImpl* to) {
-  if (!to->is_inference()) to->bump_version();
+  if (to->version_counter().enabled()) to->bump_version();  // asked last: another thread may have set `.data` meanwhile
 }
 
-// Another thread may give either tensor another storage while the GIL is released, hence the references.
-inline bool issue_with_device(const Move& move, bool view_holds_target) {
+// Another thread may exchange a tensor's memory, or a tensor object's tensor, while the GIL is released. Letting go may
+// run Python code: nothing borrowed is looked at afterwards.
+struct Held {
+  at::Tensor tensor;
+  c10::Storage storage;
+
+  Held() = default;
+  explicit Held(const TensorImpl* impl)
+      : tensor(c10::intrusive_ptr<TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(const_cast<TensorImpl*>(impl))),
+        storage(impl->unsafe_storage()) {}
+};
+
+inline bool issue_with_device(const Move& move) {
   Lane lane;
   if (!lane.open(move)) return false;
-  const c10::Storage from_storage = move.from->unsafe_storage();
-  const c10::Storage to_storage = view_holds_target ? c10::Storage() : move.to->unsafe_storage();
-  WithoutGil released;
-  return lane.issue(move);
+  const Held from(move.from), to(move.to);
+  {
+    const WithoutGil released;
+    if (!lane.issue(move)) return false;
+  }
+  bump(move.to);
+  return true;
 }
 
 inline void copy_on_host(const Move& move) {
@@ -167,79 +189,43 @@ inline void copy_on_host(const Move& move) {
   }
 }
 
-inline bool carry_out(const Move& move, bool view_holds_target) {
-  if (move.kind != Kind::HostToHost && move.bytes != 0) return issue_with_device(move, view_holds_target);
+inline bool carry_out(const Move& move) {
+  if (move.kind != Kind::HostToHost && move.bytes != 0) return issue_with_device(move);
   copy_on_host(move);
+  bump(move.to);
   return true;
 }
 
-// Flattened: the calls between these short functions cost a twelfth of the whole.
-[[gnu::flatten]] inline int copy_rows(void* from_object, void* to_object, int64_t n, void* reusable, void** out) {
-  const at::Tensor &from = tensor_in(from_object), &to = tensor_in(to_object);
+// Flattened: the calls between these short functions cost a twelfth of the whole. THPVariable_Wrap comes last because
+// it allocates an object that the collector counts: whatever Python code that runs, nothing is left to be read.
+[[gnu::flatten]] inline int copy_rows(void* from_object, void* to_object, int64_t n, void** out) {
   const Thread thread = present_thread();
   Move move;
-  if (!from.defined() || !to.defined() || !thread.plain ||
-      !plan(from.unsafeGetTensorImpl(), to.unsafeGetTensorImpl(), n, thread, move)) {
-    return FU_FALLBACK;
-  }
-  if (reusable && renew_rows(tensor_in(reusable), to, n, thread)) {
-    if (!carry_out(move, /*view_holds_target=*/true)) return FU_FALLBACK;
-    bump(move.to);
-    *out = reusable;
-    return FU_REUSED;
-  }
-  at::Tensor view = first_rows(to, n, thread);
-  if (!carry_out(move, /*view_holds_target=*/true)) return FU_FALLBACK;
-  bump(move.to);
+  if (!plan(from_object, to_object, n, thread, move)) return FU_FALLBACK;
+  at::Tensor view = first_rows(tensor_in(to_object), n, thread);
+  if (!carry_out(move)) return FU_FALLBACK;
   *out = THPVariable_Wrap(std::move(view));
   return *out ? FU_DONE : FU_ERROR;
 }
 
+// Runs no Python code but through issue_with_device, after which nothing borrowed is looked at.
 [[gnu::flatten]] inline int copy_whole(void* from_object, void* to_object) {
-  const at::Tensor &from = tensor_in(from_object), &to = tensor_in(to_object);
-  const Thread thread = present_thread();
   Move move;
-  if (!from.defined() || !to.defined() || !thread.plain ||
-      !plan(from.unsafeGetTensorImpl(), to.unsafeGetTensorImpl(), FU_ALL_ROWS, thread, move) ||
-      !carry_out(move, /*view_holds_target=*/false)) {
-    return FU_FALLBACK;
-  }
-  bump(move.to);
-  return FU_DONE;
+  return plan(from_object, to_object, FU_ALL_ROWS, present_thread(), move) && carry_out(move) ? FU_DONE : FU_FALLBACK;
 }
 
-// One round of copy_many: bounded, so that the plan lies on the stack.
-constexpr size_t kRound = 64;
-
-inline size_t copy_round(size_t count, void* const* from, void* const* to, const int64_t* rows,
-                         Thread thread) noexcept {
-  std::array<Move, kRound> moves;
-  Lane lane;
-  size_t planned = 0, done = 0;
-  bool with_device = false;
-  try {
-    for (; planned < count && from[planned]; ++planned) {
-      const at::Tensor &source = tensor_in(from[planned]), &target = tensor_in(to[planned]);
-      Move& move = moves[planned];
-      if (!source.defined() || !target.defined() ||
-          !plan(source.unsafeGetTensorImpl(), target.unsafeGetTensorImpl(), rows[planned], thread, move)) {
-        break;
-      }
-      if (move.kind == Kind::HostToHost || move.bytes == 0) continue;
-      if (!lane.open(move)) break;
-      with_device = true;
-    }
-  } catch (...) {  // torch will meet it again with this entry, and report it
+// How many of `count` moves, some of them with a device, were carried out.
+inline size_t issue_round(const Move* moves, size_t count, const Lane& lane) noexcept {
+  std::array<Held, 2 * FU_ROUND> held;
+  for (size_t i = 0; i < count; ++i) {
+    held[2 * i] = Held(moves[i].from);
+    held[2 * i + 1] = Held(moves[i].to);
   }
-  if (with_device) {
-    std::array<c10::Storage, 2 * kRound> kept;  // for the time without the GIL
-    for (size_t i = 0; i < planned; ++i) {
-      kept[2 * i] = moves[i].from->unsafe_storage();
-      kept[2 * i + 1] = moves[i].to->unsafe_storage();
-    }
+  size_t done = 0;
+  {
     const WithoutGil released;
     try {
-      for (; done < planned; ++done) {
+      for (; done < count; ++done) {
         const Move& move = moves[done];
         if (move.kind == Kind::HostToHost) {
           copy_on_host(move);
@@ -247,26 +233,37 @@ inline size_t copy_round(size_t count, void* const* from, void* const* to, const
           break;
         }
       }
-    } catch (...) {
+    } catch (...) {  // torch will meet it again with this entry, and report it
     }
-  } else {
-    for (; done < planned; ++done) copy_on_host(moves[done]);
   }
   for (size_t i = 0; i < done; ++i) bump(moves[i].to);
   return done;
 }
 
-inline size_t copy_many(size_t count, void* const* from, void* const* to, const int64_t* rows) {
+// As copy_whole; the objects themselves are the caller's.
+[[gnu::flatten]] inline size_t copy_many(size_t count, void* const* from, void* const* to,
+                                         const int64_t* rows) noexcept {
   const Thread thread = present_thread();
-  if (!thread.plain) return 0;
-  size_t done = 0;
-  while (done < count) {
-    const size_t round = std::min(kRound, count - done);
-    const size_t now = copy_round(round, from + done, to + done, rows + done, thread);
-    done += now;
-    if (now < round) break;
+  std::array<Move, FU_ROUND> moves;
+  Lane lane;
+  size_t planned = 0;
+  bool with_device = false;
+  try {
+    for (; planned < count; ++planned) {
+      Move& move = moves[planned];
+      if (!plan(from[planned], to[planned], rows[planned], thread, move)) break;
+      if (move.kind == Kind::HostToHost || move.bytes == 0) continue;
+      if (!lane.open(move)) break;
+      with_device = true;
+    }
+  } catch (...) {  // as above
   }
-  return done;
+  if (with_device) return issue_round(moves.data(), planned, lane);
+  for (size_t i = 0; i < planned; ++i) {
+    copy_on_host(moves[i]);
+    bump(moves[i].to);
+  }
+  return planned;
 }
 
 }  // namespace fastutils

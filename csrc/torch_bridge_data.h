@@ -31,29 +31,19 @@ inline c10::Storage gathered(const TensorImpl* tensor, size_t bytes) {
   char* out = static_cast<char*>(storage.mutable_data());
   const char* in = static_cast<const char*>(tensor->data());
   if (!out || !in) return {};
-  switch (tensor->itemsize()) {
-    case 1:
-      gather<1>(out, in, tensor->sizes(), tensor->strides());
-      break;
-    case 2:
-      gather<2>(out, in, tensor->sizes(), tensor->strides());
-      break;
-    case 4:
-      gather<4>(out, in, tensor->sizes(), tensor->strides());
-      break;
-    case 8:
-      gather<8>(out, in, tensor->sizes(), tensor->strides());
-      break;
-    case 16:
-      gather<16>(out, in, tensor->sizes(), tensor->strides());
-      break;
-    default:
-      return {};
-  }
+  const size_t item = tensor->itemsize();
+  const auto run = item == 1   ? gather<1>
+                   : item == 2 ? gather<2>
+                   : item == 4 ? gather<4>
+                   : item == 8 ? gather<8>
+                               : (item == 16 ? gather<16> : nullptr);
+  if (!run) return {};
+  run(out, in, tensor->sizes(), tensor->strides());
   if (holds_bools(tensor)) copy_bools(storage.mutable_data(), storage.data(), bytes);
   return storage;
 }
 
+// No Python object is made or let go of here, so no code can run.
 inline int tensor_bytes(void* object, fu_bytes* out) {
   const at::Tensor& tensor = tensor_in(object);
   if (!tensor.defined() || !present_thread().plain) return FU_FALLBACK;
@@ -78,6 +68,7 @@ inline int tensor_bytes(void* object, fu_bytes* out) {
   return FU_DONE;
 }
 
+// THPVariable_Wrap comes last: it may run any code, and `storage` is its own by then.
 inline int wrap_bytes(const fu_bytes* bytes, void** out) {
   auto* impl = static_cast<c10::StorageImpl*>(bytes->storage);
   c10::Storage storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl));

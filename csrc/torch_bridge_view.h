@@ -9,15 +9,27 @@
 namespace fastutils {
 
 using torch::autograd::CreationMeta;
+using torch::autograd::ViewInfo;
 
 inline CreationMeta creation_meta(Thread thread) {
   if (thread.inference) return CreationMeta::INFERENCE_MODE;
   return thread.grad ? CreationMeta::DEFAULT : CreationMeta::NO_GRAD_MODE;
 }
 
+// Protected members, reached as a derived class may. What the public ways to them would do besides is a third of a
+// view.
+struct Inside : TensorImpl {
+  static DispatchKeySet& keys(TensorImpl* tensor) { return tensor->*&Inside::key_set_; }
+  static c10::impl::SizesAndStrides& shape(TensorImpl* tensor) { return tensor->*&Inside::sizes_and_strides_; }
+  static int64_t& numel(TensorImpl* tensor) { return tensor->*&Inside::numel_; }
+};
+
 inline void set_rows(TensorImpl* view, const TensorImpl* of, int64_t n) {
-  if (of->dim() == 1) {
-    view->set_sizes_and_strides(c10::IntArrayRef(&n, 1), of->strides());
+  if (of->storage_offset() != 0) view->set_storage_offset(of->storage_offset());
+  if (of->dim() == 1 && of->strides()[0] == 1) {
+    // A new tensor has shape (0,) and stride (1,): nothing but these two numbers is different with n rows.
+    Inside::shape(view).size_at_unchecked(0) = n;
+    Inside::numel(view) = n;
     return;
   }
   c10::SmallVector<int64_t, 6> sizes(of->sizes().begin(), of->sizes().end());
@@ -25,51 +37,30 @@ inline void set_rows(TensorImpl* view, const TensorImpl* of, int64_t n) {
   view->set_sizes_and_strides(sizes, of->strides());
 }
 
+// What an inference tensor lacks, and with it a version counter: the constructor would allocate one for this view
+// that its base's is to replace a moment later.
+constexpr DispatchKeySet kRecording = DispatchKeySet(DispatchKey::ADInplaceOrView) | c10::autograd_dispatch_keyset;
+
 // The view has to be made before the copy bumps the version, as slicing does: its attr_version records the version
 // at its birth, and autograd compares the two should the base come to require gradients later.
 inline at::Tensor first_rows(const at::Tensor& of, int64_t n, Thread thread) {
   TensorImpl* base = of.unsafeGetTensorImpl();
-  auto made = at::detail::make_tensor<TensorImpl>(TensorImpl::VIEW, c10::Storage(base->unsafe_storage()),
-                                                  base->key_set(), base->dtype());
+  const DispatchKeySet keys = base->key_set();
+  auto made = at::detail::make_tensor<TensorImpl>(
+      TensorImpl::VIEW, c10::Storage(base->unsafe_storage()),
+      DispatchKeySet(DispatchKeySet::RAW, keys.raw_repr() & ~kRecording.raw_repr()), base->dtype());
   TensorImpl* view = made.unsafeGetTensorImpl();
-  view->set_storage_offset(base->storage_offset());
+  Inside::keys(view) = keys;
   set_rows(view, base, n);
   if (base->is_inference()) return made;  // such tensors record neither views nor versions
   if (view_meta_of(base))
     return torch::autograd::as_view(of, made, true, true, nullptr, nullptr, creation_meta(thread));
-  // What as_view() comes down to for a tensor that is no view itself; its constructor shares the version counter.
-  view->set_autograd_meta(std::make_unique<torch::autograd::DifferentiableViewMeta>(
-      view, torch::autograd::ViewInfo(of, nullptr, nullptr), std::nullopt, /*shared_view_info=*/true,
-      creation_meta(thread)));
+  // What as_view() comes down to for a tensor that is no view itself; its constructor shares the version counter. Not
+  // by std::make_unique, which would move the information once more.
+  view->set_autograd_meta(std::unique_ptr<torch::autograd::DifferentiableViewMeta>(
+      new torch::autograd::DifferentiableViewMeta(view, std::optional<ViewInfo>(std::in_place, of, nullptr, nullptr),
+                                                  std::nullopt, /*shared_view_info=*/true, creation_meta(thread))));
   return made;
-}
-
-// Turns `view`, an earlier result of first_rows(of, ...) that nobody else can see any more, into first_rows(of, n).
-// False if anything about it is not as a fresh one would have it. (Its attr_version is older than a fresh one's, but
-// the copy to come makes both stale.)
-inline bool renew_rows(const at::Tensor& view_tensor, const at::Tensor& of, int64_t n, Thread thread) {
-  TensorImpl *view = view_tensor.unsafeGetTensorImpl(), *base = of.unsafeGetTensorImpl();
-  if (view_tensor.use_count() != 1 || view_tensor.weak_use_count() > 1) return false;
-  if (view->key_set() != base->key_set() || view->dtype() != base->dtype() || view->dim() != base->dim() ||
-      view->unsafe_storage().unsafeGetStorageImpl() != base->unsafe_storage().unsafeGetStorageImpl() ||
-      view->storage_offset() != base->storage_offset() || view->strides() != base->strides() ||
-      view->sizes().slice(1) != base->sizes().slice(1) || !view->allow_tensor_metadata_change()) {
-    return false;
-  }
-  if (base->is_inference()) {
-    if (view->autograd_meta()) return false;
-  } else {
-    auto* meta = view_meta_of(view);
-    if (!meta || view_meta_of(base) || !meta->shared_view_info() ||
-        meta->get_backward_view().base_.unsafeGetTensorImpl() != base ||
-        meta->get_creation_meta() != creation_meta(thread) || meta->requires_grad() || meta->retains_grad_ ||
-        meta->fw_grad_ || meta->grad_.defined() || !meta->hooks_.empty() || meta->cpp_hooks_list_ ||
-        meta->post_acc_grad_hooks_ || meta->grad_dtype_ || meta->allow_grad_dtype_mismatch_) {
-      return false;
-    }
-  }
-  if (view->sizes()[0] != n) set_rows(view, base, n);
-  return true;
 }
 
 }  // namespace fastutils

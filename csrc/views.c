@@ -10,11 +10,12 @@
 
 #include "arguments.h"
 #include "exact.h"
+#include "objects.h"
 #include "single_interpreter.h"
 
-/* Where `_x` is kept: in `x`, or in `dict` as any attribute of a Python class is.
- * In `dict` it is for a subclass, which may make `_x` something else, and while somebody outside has the dictionary in
- * hand and could see or change it there (test_state_is_in_the_dictionary). */
+/* `_x` lies in the slot `x` from a view's construction on. In a subclass, which may make it something else, and in a
+ * view whose `_x` was deleted or whose `__dict__` was assigned, it is an entry of the dictionary as any attribute of a
+ * Python class is, and the slot stays empty: the short ways below need look at nothing but the slot. */
 typedef struct {
   PyObject_HEAD PyObject* x;
   PyObject* dict;
@@ -24,66 +25,46 @@ typedef struct {
 static PyTypeObject* view_type;
 static PyObject* sequence_count; /* collections.abc.Sequence.count */
 static PyObject* registration;   /* the ABC that makes the type a Sequence; Sequence itself holds it weakly */
-static PyObject *str_x, *str_index, *str_count, *str_copy, *int_zero;
-
-static int dict_is_in_other_hands(View* view) {
-#ifdef Py_GIL_DISABLED
-  return view->dict != NULL;
-#else
-  return view->dict != NULL && Py_REFCNT(view->dict) > 1;
-#endif
-}
+static PyObject *str_x, *str_index, *str_copy, *int_zero;
 
 /* A new reference to what is viewed: whatever Python code does to the view meanwhile, it stays alive. */
 static PyObject* viewed(PyObject* self) {
-  View* view = (View*)self;
-  PyObject* x = view->x;
-  if (x != NULL) {
-    Py_INCREF(x);
-    return x;
-  }
-  x = PyObject_GetAttr(self, str_x);
-  if (x != NULL && Py_TYPE(self) == view_type && view->x == NULL && view->dict != NULL &&
-      !dict_is_in_other_hands(view)) { /* the dictionary is nobody else's any more: back to where reading is quick */
-    if (PyDict_DelItem(view->dict, str_x) < 0) {
-      PyErr_Clear();
-    } else {
-      Py_INCREF(x);
-      view->x = x;
-    }
-  }
+  PyObject* x = ((View*)self)->x;
+  if (x == NULL) return PyObject_GetAttr(self, str_x);
+  Py_INCREF(x);
   return x;
 }
 
-/* What goes through another object's slot may come back here: a view of itself, or a long chain of views. */
-#define ENTER_OR(failed) \
-  if (Py_EnterRecursiveCall(" while reading a constant list")) return (failed)
+/* A function of a view: `expression` of what it views, `x`, held meanwhile. What goes through another object's slot may
+ * come back here, from a view of itself or along a chain of views, hence the count of recursions. */
+#define OF_VIEWED(type, name, parameters, failed, expression)                     \
+  FU_APART static type name parameters {                                          \
+    if (Py_EnterRecursiveCall(" while reading a constant list")) return (failed); \
+    PyObject* x = viewed(self);                                                   \
+    type result = x ? (expression) : (failed);                                    \
+    Py_XDECREF(x);                                                                \
+    Py_LeaveRecursiveCall();                                                      \
+    return result;                                                                \
+  }
+
+/* The short ways below borrow `x` and its items: nothing can run between reading the slot and taking the reference that
+ * is returned, since exact lists and ints are looked into without a call, an allocation or a release. */
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
 
-FU_APART static Py_ssize_t length_of_any(PyObject* self) {
-  ENTER_OR(-1);
-  PyObject* x = viewed(self);
-  Py_ssize_t size = x ? PyObject_Size(x) : -1;
-  Py_XDECREF(x);
-  Py_LeaveRecursiveCall();
-  return size;
-}
+OF_VIEWED(Py_ssize_t, length_of_any, (PyObject * self), -1, PyObject_Size(x))
 
 static Py_ssize_t view_length(PyObject* self) {
   PyObject* x = ((View*)self)->x;
   return fu_is_exact_list(x) ? FU_LIST_SIZE(x) : length_of_any(self);
 }
 
-FU_APART static PyObject* subscript_any(PyObject* self, PyObject* key) {
-  ENTER_OR(NULL);
-  PyObject* x = viewed(self);
-  PyObject* result = x && PyList_CheckExact(x) && PySlice_Check(key) ? fu_plain_slice(x, key) : NULL;
-  if (x && result == NULL) result = PyObject_GetItem(x, key);
-  Py_XDECREF(x);
-  Py_LeaveRecursiveCall();
-  return result;
+static PyObject* item_or_slice(PyObject* x, PyObject* key) {
+  PyObject* part = PyList_CheckExact(x) && PySlice_Check(key) ? fu_plain_slice(x, key) : NULL;
+  return part ? part : PyObject_GetItem(x, key);
 }
+
+OF_VIEWED(PyObject*, subscript_any, (PyObject * self, PyObject* key), NULL, item_or_slice(x, key))
 
 static PyObject* view_subscript(PyObject* self, PyObject* key) {
   PyObject* x = ((View*)self)->x;
@@ -108,14 +89,7 @@ static PyObject* view_item(PyObject* self, Py_ssize_t i) {
   return item;
 }
 
-static PyObject* view_iter(PyObject* self) {
-  ENTER_OR(NULL);
-  PyObject* x = viewed(self);
-  PyObject* iterator = x ? PyObject_GetIter(x) : NULL;
-  Py_XDECREF(x);
-  Py_LeaveRecursiveCall();
-  return iterator;
-}
+OF_VIEWED(PyObject*, view_iter, (PyObject * self), NULL, PyObject_GetIter(x))
 
 /* As list.__contains__, from `start` on: the length is read anew after every comparison, which may run any code. */
 FU_APART static int contains_from(PyObject* list, PyObject* needle, Py_ssize_t start) {
@@ -131,14 +105,7 @@ FU_APART static int contains_from(PyObject* list, PyObject* needle, Py_ssize_t s
   return found;
 }
 
-FU_APART static int contains_any(PyObject* self, PyObject* item) {
-  ENTER_OR(-1);
-  PyObject* x = viewed(self);
-  int found = x ? PySequence_Contains(x, item) : -1;
-  Py_XDECREF(x);
-  Py_LeaveRecursiveCall();
-  return found;
-}
+OF_VIEWED(int, contains_any, (PyObject * self, PyObject* item), -1, PySequence_Contains(x, item))
 
 static int view_contains(PyObject* self, PyObject* item) {
   PyObject* x = ((View*)self)->x;
@@ -148,194 +115,98 @@ static int view_contains(PyObject* self, PyObject* item) {
   return undecided < 0 ? 0 : contains_from(x, item, undecided);
 }
 
-static PyObject* view_repr(PyObject* self) {
-  ENTER_OR(NULL);
-  PyObject* x = viewed(self);
-  PyObject* text = x ? PyObject_Format(x, NULL) : NULL;
-  Py_XDECREF(x);
-  Py_LeaveRecursiveCall();
-  if (text == NULL) return NULL;
-  PyObject* result = PyUnicode_FromFormat("ConstantList(%U)", text);
-  Py_DECREF(text);
-  return result;
-}
-
-PyDoc_STRVAR(
-    index_doc,
-    "index($self, item, start=0, stop=None)\n--\n\n"
-    "The first position of `item` in the viewed list from `start` up to, not including, `stop` (None: its end)."
-    "\n\nRaises ValueError if it is not there.");
-
-/* list.index from `start` on. A given `stop` goes to the list as it is: a comparison may make the list longer. */
-static PyObject* index_by_list(PyObject* x, PyObject* item, Py_ssize_t start, PyObject* stop, Py_ssize_t size) {
-  PyObject *first = PyLong_FromSsize_t(start), *end = PyLong_FromSsize_t(size), *result = NULL;
-  if (first && end) result = PyObject_CallMethodObjArgs(x, str_index, item, first, stop == Py_None ? end : stop, NULL);
-  Py_XDECREF(first);
+static PyObject* index_in(PyObject* self, PyObject* x, PyObject** values) {
+  Py_ssize_t value, start, stop = PY_SSIZE_T_MAX, position = -1, undecided;
+  PyObject *method, *end = values[2], *result = NULL;
+  /* Where `_x` is read by a class's own code, it is read again for its length. */
+  if (x == ((View*)self)->x && PyList_CheckExact(x) && fu_small_int(values[0], &value) &&
+      fu_small_int(values[1], &start) && (end == Py_None || fu_small_int(end, &stop))) {
+    PySlice_AdjustIndices(FU_LIST_SIZE(x), &start, &stop, 1); /* brings them within the list, as list.index does */
+    position = fu_find_small_int(x, values[0], value, start, stop, &undecided);
+    if (position >= 0) return PyLong_FromSsize_t(position); /* else nothing compared so far could be noticed */
+  }
+  if ((method = PyObject_GetAttr(x, str_index)) == NULL) return NULL;
+  if (end == Py_None) { /* asked for after the method was looked up, as Python evaluates it */
+    const Py_ssize_t size = view_length(self);
+    end = size < 0 ? NULL : PyLong_FromSsize_t(size);
+  } else {
+    Py_INCREF(end);
+  }
+  if (end) result = PyObject_CallFunctionObjArgs(method, values[0], values[1], end, NULL);
   Py_XDECREF(end);
+  Py_DECREF(method);
   return result;
 }
+
+OF_VIEWED(PyObject*, index_of_any, (PyObject * self, PyObject** values), NULL, index_in(self, x, values))
 
 static PyObject* view_index(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   static const char* const names[] = {"item", "start", "stop", NULL};
   PyObject* values[] = {NULL, int_zero, Py_None};
-  if (fu_bind("ConstantList.index", names, args, count, keywords, values) < 0) return NULL;
-  ENTER_OR(NULL);
-  PyObject *item = values[0], *x = viewed(self), *result = NULL;
-  Py_ssize_t value, start, stop = PY_SSIZE_T_MAX;
-  if (x == NULL) goto done;
-  if (PyList_CheckExact(x) && fu_small_int(item, &value) && fu_small_int(values[1], &start) &&
-      (values[2] == Py_None || fu_small_int(values[2], &stop))) {
-    Py_ssize_t size = FU_LIST_SIZE(x), undecided;
-    if (start < 0) start = start + size < 0 ? 0 : start + size;
-    if (stop < 0) stop = stop + size < 0 ? 0 : stop + size;
-    if (stop > size) stop = size;
-    Py_ssize_t position = fu_find_small_int(x, item, value, start, stop, &undecided);
-    /* Nothing before `undecided` matches, so the list itself goes on from there, or says that nothing was found. */
-    if (position >= 0)
-      result = PyLong_FromSsize_t(position);
-    else
-      result = index_by_list(x, item, undecided < 0 ? stop : undecided, values[2], size);
-  } else if (values[2] != Py_None) {
-    result = PyObject_CallMethodObjArgs(x, str_index, item, values[1], values[2], NULL);
-  } else {
-    PyObject* method = PyObject_GetAttr(x, str_index); /* before the length, as Python evaluates it */
-    Py_ssize_t size = method ? view_length(self) : -1;
-    PyObject* end = size < 0 ? NULL : PyLong_FromSsize_t(size);
-    result = end ? PyObject_CallFunctionObjArgs(method, item, values[1], end, NULL) : NULL;
-    Py_XDECREF(end);
-    Py_XDECREF(method);
-  }
-  Py_DECREF(x);
-done:
-  Py_LeaveRecursiveCall();
-  return result;
+  return fu_bind("ConstantList.index", names, args, count, keywords, values) < 0 ? NULL : index_of_any(self, values);
 }
-
-PyDoc_STRVAR(count_doc,
-             "count($self, value)\n--\n\n"
-             "How many items of the view are, or are equal to, `value`.");
 
 static PyObject* view_count(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
   PyObject* value = fu_bind_one("ConstantList.count", "value", args, count, keywords);
   PyObject* x = ((View*)self)->x;
+  Py_ssize_t wanted, position, undecided, found = 0;
   if (value == NULL) return NULL;
-  if (Py_TYPE(self) != view_type || !fu_is_exact_list(x))
-    return PyObject_CallFunctionObjArgs(sequence_count, self, value, NULL);
-  Py_INCREF(x);
-  PyObject* result = PyObject_CallMethodObjArgs(x, str_count, value, NULL);
-  Py_DECREF(x);
-  return result;
-}
-
-PyDoc_STRVAR(copy_doc,
-             "copy($self)\n--\n\n"
-             "A shallow copy of the viewed list; a plain list, not a view.");
-
-static PyObject* view_copy(PyObject* self, PyObject* ignored) {
-  (void)ignored;
-  ENTER_OR(NULL);
-  PyObject *x = viewed(self), *result = NULL;
-  if (x != NULL)
-    result =
-        PyList_CheckExact(x) ? PyList_GetSlice(x, 0, PY_SSIZE_T_MAX) : PyObject_CallMethodObjArgs(x, str_copy, NULL);
-  Py_XDECREF(x);
-  Py_LeaveRecursiveCall();
-  return result;
-}
-
-/* ---- refusing ------------------------------------------------------------------------------------------------- */
-
-#define REFUSAL(signature) signature "\n--\n\nRaise TypeError: the view is read-only."
-
-#define REFUSE_ITEM(method, message)                                                                            \
-  static PyObject* view_##method(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) { \
-    (void)self;                                                                                                 \
-    if (fu_bind_one("ConstantList." #method, "item", args, count, keywords))                                    \
-      PyErr_SetString(PyExc_TypeError, message);                                                                \
-    return NULL;                                                                                                \
+  if (fu_is_exact_list(x) && fu_small_int(value, &wanted)) {
+    const Py_ssize_t size = FU_LIST_SIZE(x); /* nothing can run, and change the list, while only ints are compared */
+    for (Py_ssize_t start = 0; start <= size; start = position + 1, found++) {
+      position = fu_find_small_int(x, value, wanted, start, size, &undecided);
+      if (undecided >= 0) break;
+      if (position < 0) return PyLong_FromSsize_t(found);
+    }
   }
-
-REFUSE_ITEM(append, "Cannot append to a constant list")
-REFUSE_ITEM(extend, "Cannot extend a constant list")
-REFUSE_ITEM(insert, "Cannot insert into a constant list")
-REFUSE_ITEM(pop, "Cannot pop from a constant list")
-REFUSE_ITEM(remove, "Cannot remove from a constant list")
-
-static PyObject* view_clear(PyObject* self, PyObject* ignored) {
-  (void)self, (void)ignored;
-  PyErr_SetString(PyExc_TypeError, "Cannot clear a constant list");
-  return NULL;
+  return PyObject_CallFunctionObjArgs(sequence_count, self, value, NULL);
 }
 
-static int view_assign_subscript(PyObject* self, PyObject* key, PyObject* value) {
-  (void)self, (void)key;
-  PyErr_SetString(PyExc_TypeError,
-                  value ? "Cannot set item in a constant list" : "Cannot delete item from a constant list");
+static PyObject* copy_of(PyObject* x) {
+  PyObject* copy = PyList_CheckExact(x) ? fu_slice(x, 0, FU_LIST_SIZE(x)) : NULL;
+  return copy ? copy : PyObject_CallMethodObjArgs(x, str_copy, NULL);
+}
+
+OF_VIEWED(PyObject*, view_copy, (PyObject * self, PyObject* Py_UNUSED(ignored)), NULL, copy_of(x))
+
+static int refuse_missing(PyObject* self) {
+  PyErr_Format(PyExc_AttributeError, "'%s' object has no attribute '_x'", FU_TYPE_NAME(Py_TYPE(self)));
   return -1;
-}
-
-static int view_assign_item(PyObject* self, Py_ssize_t i, PyObject* value) {
-  (void)i;
-  return view_assign_subscript(self, NULL, value);
 }
 
 /* ---- making and unmaking -------------------------------------------------------------------------------------- */
 
 static PyObject* get_x(PyObject* self, void* ignored) {
   (void)ignored;
-  View* view = (View*)self;
-  PyObject* x = view->x;
-  if (x == NULL && view->dict != NULL) {
-    x = PyDict_GetItemWithError(view->dict, str_x);
-    if (x == NULL && PyErr_Occurred()) return NULL;
+  PyObject *x = ((View*)self)->x, *dict = ((View*)self)->dict;
+  Py_XINCREF(x);
+  if (x == NULL && dict != NULL) {
+    Py_INCREF(dict); /* comparing with a key may replace it (test_intruders) */
+    x = PyDict_GetItemWithError(dict, str_x);
+    Py_XINCREF(x);
+    Py_DECREF(dict);
   }
-  if (x == NULL) {
-    PyErr_Format(PyExc_AttributeError, "'%s' object has no attribute '_x'", FU_TYPE_NAME(Py_TYPE(self)));
-    return NULL;
-  }
-  Py_INCREF(x);
+  if (x == NULL && !PyErr_Occurred()) refuse_missing(self);
   return x;
 }
 
 static int set_x(PyObject* self, PyObject* value, void* ignored) {
-  View* view = (View*)self;
-  PyObject* old = view->x;
-  if (old == NULL && value == NULL) { /* deleting what is in the dictionary, or nowhere */
-    PyObject* present = get_x(self, ignored);
-    if (present == NULL) return -1;
-    Py_DECREF(present);
-    return PyDict_DelItem(view->dict, str_x);
-  }
-  if (value != NULL && (Py_TYPE(self) != view_type || dict_is_in_other_hands(view))) {
-    PyObject* dict = PyObject_GenericGetDict(self, NULL);
-    int failed = dict == NULL || PyDict_SetItem(dict, str_x, value) < 0;
-    Py_XDECREF(dict);
-    if (failed) return -1;
-    value = NULL;
-  } else if (old == NULL && view->dict != NULL) { /* it may still lie in a dictionary that was let go */
-    int there = PyDict_Contains(view->dict, str_x);
-    if (there < 0 || (there && PyDict_DelItem(view->dict, str_x) < 0)) return -1;
-  }
-  old = view->x; /* whatever Python code has done since */
-  Py_XINCREF(value);
-  view->x = value;
-  Py_XDECREF(old);
-  return 0;
-}
-
-static PyObject* get_dict(PyObject* self, void* ignored) {
   (void)ignored;
   View* view = (View*)self;
-  PyObject *dict = PyObject_GenericGetDict(self, NULL), *x = view->x;
-  if (dict != NULL && x != NULL) {
-    if (PyDict_SetItem(dict, str_x, x) < 0) {
-      Py_CLEAR(dict);
-    } else {
-      view->x = NULL;
-      Py_DECREF(x);
-    }
+  PyObject* old = view->x;
+  if (old != NULL || (Py_TYPE(self) == view_type && view->dict == NULL)) {
+    if (old == NULL && value == NULL) return refuse_missing(self);
+    Py_XINCREF(value);
+    view->x = value;
+    Py_XDECREF(old);
+    return 0;
   }
-  return dict;
+  PyObject* dict = PyObject_GenericGetDict(self, NULL);
+  if (dict == NULL) return -1;
+  int failed = value != NULL ? PyDict_SetItem(dict, str_x, value) : PyDict_DelItem(dict, str_x);
+  if (failed && value == NULL && PyErr_ExceptionMatches(PyExc_KeyError)) refuse_missing(self);
+  Py_DECREF(dict);
+  return failed;
 }
 
 static int set_dict(PyObject* self, PyObject* value, void* ignored) {
@@ -354,13 +225,6 @@ static int set_dict(PyObject* self, PyObject* value, void* ignored) {
   return 0;
 }
 
-static int view_init(PyObject* self, PyObject* args, PyObject* keywords) {
-  static char* names[] = {"x", NULL};
-  PyObject* x;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O:ConstantList", names, &x)) return -1;
-  return PyObject_SetAttr(self, str_x, x); /* a subclass may redefine `_x` */
-}
-
 /* Freed views are kept for the next ones. Their type's references stay with them. */
 #if defined(Py_LIMITED_API) || defined(Py_GIL_DISABLED) || defined(Py_REF_DEBUG)
 #define FREE_VIEWS 0
@@ -370,7 +234,8 @@ static View* free_views[FREE_VIEWS];
 static int free_count;
 #endif
 
-static void release(PyObject* self) {
+/* What is released here may run any code, which can no longer reach `self`: it goes to the freed ones afterwards. */
+static inline void release(PyObject* self) {
   View* view = (View*)self;
   PyTypeObject* type = Py_TYPE(self);
   if (view->weakrefs != NULL) PyObject_ClearWeakRefs(self);
@@ -390,22 +255,21 @@ static void release(PyObject* self) {
   Py_DECREF(type);
 }
 
+/* Not recursively along a chain of views, whatever lies between two of them: not every type bounds the depth of its own
+ * release, as a list does (test_a_long_chain_of_views_is_freed_on_a_small_stack). */
 static void view_dealloc(PyObject* self) {
   PyObject_GC_UnTrack(self);
-#ifdef Py_LIMITED_API
-  /* Not recursively along a chain of views, each of which is the next one's only holder. */
-  PyObject* x = ((View*)self)->x;
+#ifdef Py_LIMITED_API /* has no trashcan: only views in a row are bounded there */
+  PyObject *x = ((View*)self)->x, *next;
   ((View*)self)->x = NULL;
   release(self);
-  while (x != NULL && Py_TYPE(x) == view_type && Py_REFCNT(x) == 1) {
-    PyObject* next = ((View*)x)->x;
+  for (; x != NULL && Py_TYPE(x) == view_type && Py_REFCNT(x) == 1; x = next) {
+    next = ((View*)x)->x;
     ((View*)x)->x = NULL;
     Py_DECREF(x);
-    x = next;
   }
   Py_XDECREF(x);
 #else
-  /* A list bounds the depth of its own deallocation; a long chain of views of views needs the same. */
   if (fu_is_exact_list(((View*)self)->x)) {
     release(self);
     return;
@@ -429,58 +293,39 @@ static int view_gc_clear(PyObject* self) {
 }
 
 #ifndef Py_LIMITED_API
-/* Calling the type itself, not a subclass: without an argument tuple, __new__ and __init__. */
-static PyObject* view_construct(PyObject* cls, PyObject* const* args, size_t nargsf, PyObject* keywords) {
-  PyTypeObject* type = (PyTypeObject*)cls;
-  Py_ssize_t count = PyVectorcall_NARGS(nargsf), named = keywords ? PyTuple_GET_SIZE(keywords) : 0;
-  if (type == view_type && count == 1 && named == 0) {
-    View* view;
+/* Calling the type itself, not a subclass, which does not inherit this: without an argument tuple, __new__ and
+ * __init__. Allocating comes first, since it may collect: nothing is half-made then, and the argument is the caller's.
+ */
+static PyObject* view_construct(PyObject* type, PyObject* const* args, size_t nargsf, PyObject* keywords) {
+  PyObject* x = fu_bind_one("ConstantList.__init__", "x", args, PyVectorcall_NARGS(nargsf), keywords);
+  View* view;
+  if (x == NULL) return NULL;
 #if FREE_VIEWS
-    if (free_count > 0) {
-      view = free_views[--free_count];
-      Py_SET_REFCNT((PyObject*)view, 1);
-    } else
+  if (free_count > 0) {
+    view = free_views[--free_count];
+    Py_SET_REFCNT((PyObject*)view, 1);
+  } else
 #endif
-    {
-      view = PyObject_GC_New(View, type);
-      if (view == NULL) return NULL;
-      view->dict = NULL;
-      view->weakrefs = NULL;
-    }
-    Py_INCREF(args[0]);
-    view->x = args[0];
-    PyObject_GC_Track((PyObject*)view);
-    return (PyObject*)view;
+  {
+    view = PyObject_GC_New(View, (PyTypeObject*)type);
+    if (view == NULL) return NULL;
+    view->dict = NULL;
+    view->weakrefs = NULL;
   }
-  PyObject *result = NULL, *named_args = PyDict_New(), *positional = PyTuple_New(count);
-  if (positional == NULL || named_args == NULL) goto done;
-  for (Py_ssize_t i = 0; i < count; i++) {
-    Py_INCREF(args[i]);
-    PyTuple_SET_ITEM(positional, i, args[i]);
-  }
-  for (Py_ssize_t i = 0; i < named; i++)
-    if (PyDict_SetItem(named_args, PyTuple_GET_ITEM(keywords, i), args[count + i]) < 0) goto done;
-  result = PyType_Type.tp_call(cls, positional, named_args);
-done:
-  Py_XDECREF(positional);
-  Py_XDECREF(named_args);
-  return result;
+  Py_INCREF(x);
+  view->x = x;
+  PyObject_GC_Track((PyObject*)view);
+  return (PyObject*)view;
 }
 #endif
 
 /* ---- the type ------------------------------------------------------------------------------------------------- */
 
+/* Their docstrings are those of the Python form. */
 static PyMethodDef view_methods[] = {
-    {"append", FU_METHOD(view_append), METH_FASTCALL | METH_KEYWORDS, REFUSAL("append($self, item)")},
-    {"extend", FU_METHOD(view_extend), METH_FASTCALL | METH_KEYWORDS, REFUSAL("extend($self, item)")},
-    {"insert", FU_METHOD(view_insert), METH_FASTCALL | METH_KEYWORDS, REFUSAL("insert($self, item)")},
-    {"pop", FU_METHOD(view_pop), METH_FASTCALL | METH_KEYWORDS, REFUSAL("pop($self, item)")},
-    {"remove", FU_METHOD(view_remove), METH_FASTCALL | METH_KEYWORDS, REFUSAL("remove($self, item)")},
-    {"clear", view_clear, METH_NOARGS, REFUSAL("clear($self)")},
-    {"index", FU_METHOD(view_index), METH_FASTCALL | METH_KEYWORDS, index_doc},
-    {"count", FU_METHOD(view_count), METH_FASTCALL | METH_KEYWORDS, count_doc},
-    {"copy", view_copy, METH_NOARGS, copy_doc},
-    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, NULL},
+    {"index", FU_METHOD(view_index), METH_FASTCALL | METH_KEYWORDS, "index($self, item, start=0, stop=None)\n--\n\n"},
+    {"count", FU_METHOD(view_count), METH_FASTCALL | METH_KEYWORDS, "count($self, value)\n--\n\n"},
+    {"copy", view_copy, METH_NOARGS, "copy($self)\n--\n\n"},
     {NULL, NULL, 0, NULL}};
 
 static PyMemberDef view_members[] = {{"__dictoffset__", T_PYSSIZET, offsetof(View, dict), READONLY, NULL},
@@ -488,34 +333,21 @@ static PyMemberDef view_members[] = {{"__dictoffset__", T_PYSSIZET, offsetof(Vie
                                      {NULL, 0, 0, 0, NULL}};
 
 static PyGetSetDef view_getset[] = {{"_x", get_x, set_x, "What is viewed.", NULL},
-                                    {"__dict__", get_dict, set_dict, NULL, NULL},
+                                    {"__dict__", PyObject_GenericGetDict, set_dict, NULL, NULL},
                                     {NULL, NULL, NULL, NULL, NULL}};
 
-PyDoc_STRVAR(
-    view_doc,
-    "ConstantList(x)\n--\n\n"
-    "A read-only live view of the list `x`: nothing is copied, later changes of `x` show, `x` is kept alive.\n\n"
-    "Reading goes to `x` and raises what `x` raises; every way of changing it raises TypeError. Equality and hash "
-    "are\nthose of the view's identity. `x` need not be a list: what it supports, the view supports.\n"
-    "The view itself is as safe to share between threads as `x` is.\n\n"
-    "Upstream: ``vllm.v1.utils.ConstantList``.");
-
-static PyType_Slot view_slots[] = {{Py_tp_doc, (void*)view_doc},
-                                   {Py_tp_init, view_init},
+static PyType_Slot view_slots[] = {{Py_tp_doc, (void*)"ConstantList(x)\n--\n\n"},
                                    {Py_tp_dealloc, view_dealloc},
                                    {Py_tp_traverse, view_traverse},
                                    {Py_tp_clear, view_gc_clear},
                                    {Py_tp_methods, view_methods},
                                    {Py_tp_members, view_members},
                                    {Py_tp_getset, view_getset},
-                                   {Py_tp_repr, view_repr},
                                    {Py_tp_iter, view_iter},
                                    {Py_mp_length, view_length},
                                    {Py_mp_subscript, view_subscript},
-                                   {Py_mp_ass_subscript, view_assign_subscript},
                                    {Py_sq_length, view_length},
                                    {Py_sq_item, view_item},
-                                   {Py_sq_ass_item, view_assign_item},
                                    {Py_sq_contains, view_contains},
                                    {0, NULL}};
 
@@ -523,38 +355,49 @@ static PyType_Slot view_slots[] = {{Py_tp_doc, (void*)view_doc},
 static PyType_Spec view_spec = {"fastutils.ConstantList", sizeof(View), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, view_slots};
 
+/* Gives the methods the docstrings of the Python form's. */
+static int share_docs(PyObject* type, PyObject* twin) {
+  int failed = 0;
+  for (PyMethodDef* each = view_methods; !failed && each->ml_name; each++) {
+    PyObject *ours = PyObject_GetAttrString(type, each->ml_name), *theirs = PyObject_GetAttrString(twin, each->ml_name);
+    failed = ours == NULL || theirs == NULL || fu_share_doc(ours, theirs) < 0;
+    Py_XDECREF(ours);
+    Py_XDECREF(theirs);
+  }
+  return failed ? -1 : 0;
+}
+
 static int make_type(void) {
-  PyObject *abc = NULL, *sequence = NULL, *views = NULL, *type = NULL, *done = NULL;
-  if (!(str_x = PyUnicode_InternFromString("_x")) || !(str_index = PyUnicode_InternFromString("index")) ||
-      !(str_count = PyUnicode_InternFromString("count")) || !(str_copy = PyUnicode_InternFromString("copy")) ||
-      !(int_zero = PyLong_FromLong(0)) || !(abc = PyImport_ImportModule("collections.abc")) ||
-      !(sequence = PyObject_GetAttrString(abc, "Sequence")) ||
+  PyObject *views = PyImport_ImportModule("fastutils.views"), *generic = NULL, *sequence = NULL, *twin = NULL, *type;
+  if (!views || !(str_x = PyUnicode_InternFromString("_x")) || !(str_index = PyUnicode_InternFromString("index")) ||
+      !(str_copy = PyUnicode_InternFromString("copy")) || !(int_zero = PyLong_FromLong(0)) ||
+      !(generic = PyObject_GetAttrString(views, "Generic")) ||
+      !(sequence = PyObject_GetAttrString(views, "Sequence")) ||
       !(sequence_count = PyObject_GetAttrString(sequence, "count")) ||
-      !(views = PyImport_ImportModule("fastutils.views")) || !(type = PyType_FromSpec(&view_spec)))
+      !(twin = PyObject_GetAttrString(views, "ConstantList")) ||
+      !(type = PyType_FromSpecWithBases(&view_spec, generic)))
     goto end;
 #ifndef Py_LIMITED_API
   ((PyTypeObject*)type)->tp_vectorcall = view_construct;
   ((PyTypeObject*)type)->tp_name = "ConstantList"; /* in messages as for a Python class: without the module */
 #endif
-  done = PyObject_CallMethod(views, "_complete", "O", type);
+  if (share_docs(type, twin) == 0) registration = PyObject_CallMethod(views, "_complete", "O", type);
+  if (registration == NULL) {
+    Py_DECREF(type);
+    goto end;
+  }
 #ifndef Py_LIMITED_API
   /* As built-in types are, and last, because nothing can be added any more: the interpreter calls only the vectorcall
    * of an immutable type directly. */
-  if (done != NULL) ((PyTypeObject*)type)->tp_flags |= Py_TPFLAGS_IMMUTABLETYPE;
+  ((PyTypeObject*)type)->tp_flags |= Py_TPFLAGS_IMMUTABLETYPE;
 #endif
-  if (done != NULL) {
-    registration = done;
-    Py_INCREF(registration);
-    Py_INCREF(type);
-    view_type = (PyTypeObject*)type;
-  }
+  view_type = (PyTypeObject*)type;
 end:
-  Py_XDECREF(abc);
-  Py_XDECREF(sequence);
   Py_XDECREF(views);
-  Py_XDECREF(type);
-  Py_XDECREF(done);
-  return done ? 0 : -1;
+  Py_XDECREF(generic);
+  Py_XDECREF(sequence);
+  Py_XDECREF(twin);
+  return view_type ? 0 : -1;
 }
 
 static int views_exec(PyObject* module) {

@@ -4,9 +4,9 @@
 
 from cpython.object cimport PyObject
 
-from functools import cached_property
-
 from fastutils import _phases
+from fastutils import iteration as _twin
+from fastutils import tracing as _tracing
 from fastutils.iteration import IterationDetails
 from fastutils.iteration import _ask as ask_in_python
 
@@ -28,13 +28,13 @@ cdef extern from "exact.h":
 
 
 cdef extern from "objects.h":
-    list attribute_of_each "fu_attribute_of_each" (list objects, object name, PyObject** others)
     object stolen "(PyObject*)" (PyObject* reference)
     object new_instance "fu_new_instance" (object type, tuple no_arguments)
-    PyObject* class_attribute "fu_class_attribute" (object object, object name) noexcept
-    bint has_plain_attributes "fu_has_plain_attributes" (object object) noexcept
-    PyObject* code_of "fu_code_of" (PyObject* function) noexcept
-    void Py_XDECREF(PyObject* object) noexcept
+    unsigned int class_version "fu_class_version" (object type) noexcept
+    unsigned int give_version "fu_give_version" (object type, object name) noexcept
+    bint has_plain_attributes "fu_has_plain_attributes" (object type) noexcept
+    PyObject* code_of "fu_code_of" (object function) noexcept
+    int share_doc "fu_share_doc" (object function, object twin) except -1
 
 
 # A small int has at most 30 bits, so no sum of them can overflow.
@@ -49,15 +49,15 @@ cdef bint in_step(dict tokens, list req_ids, list outputs, list new_ids, Counts*
     """Count if `tokens` names the cached and the new requests, each once and both in their own order.
 
     vLLM fills all of them in one pass, with the same id objects, so that this is the usual case. Nothing but
-    identities is compared. As the keys of a dict are distinct and there are as many as ids in the lists, each request
-    is in one list, and there once. False if it is otherwise.
+    identities is compared, so no code can run and change what is borrowed here. As the keys of a dict are distinct and
+    there are as many as ids in the lists, each request is in one list, and there once. False if it is otherwise.
     """
     cdef Py_ssize_t position = 0, cached = 0, new = 0, num_tokens, num_outputs
     cdef Py_ssize_t all_tokens = 0, ctx_requests = 0, ctx_tokens = 0
     cdef Py_ssize_t num_cached = list_size(req_ids), num_new = list_size(new_ids)
     cdef PyObject* key
     cdef PyObject* value
-    if dict_size(tokens) != num_cached + num_new:
+    if dict_size(tokens) != num_cached + num_new or list_size(outputs) != num_cached:
         return False
     while PyDict_Next(tokens, &position, &key, &value):
         if not small_int(value, &num_tokens) or not is_exact_str(key):
@@ -79,21 +79,46 @@ cdef bint in_step(dict tokens, list req_ids, list outputs, list new_ids, Counts*
     return True
 
 
-cdef bint in_any_order(dict tokens, list req_ids, list outputs, list new_ids, Counts* counts) except -1:
-    """Count by the set of all ids in context, which is small while most requests generate. False: not all is plain."""
-    cdef Py_ssize_t i, position = 0, num_tokens, num_outputs
-    cdef Py_ssize_t all_tokens = 0, ctx_requests = 0, ctx_tokens = 0
-    cdef PyObject* key
-    cdef PyObject* value
-    cdef set context = set()
+cdef bint fill_from_lists(set context, list req_ids, list outputs) except -1:
+    """Put the ids in context phase into `context`, in which a repeated id counts by its last entry.
+
+    No code can run here, though `context` was allocated after the lists were last looked at: exact strs are hashed,
+    compared and let go without any, and a set's table is not an object that the collector counts.
+    """
+    cdef Py_ssize_t i, num_outputs
+    if list_size(req_ids) != list_size(outputs):
+        return False
     for i in range(list_size(req_ids)):
         if not small_int(list_item(outputs, i), &num_outputs) or not is_exact_str(list_item(req_ids, i)):
             return False
         if num_outputs == 0:
             context.add(<object>list_item(req_ids, i))
         elif context:
-            context.discard(<object>list_item(req_ids, i))  # a repeated id counts by its last entry
-    context.update(new_ids)
+            context.discard(<object>list_item(req_ids, i))
+    return True
+
+
+cdef bint fill_from_map(set context, dict outputs_of) except -1:
+    """The same by the map that somebody has already made of the lists: it is what counts then. No code can run here."""
+    cdef Py_ssize_t position = 0, num_outputs
+    cdef PyObject* key
+    cdef PyObject* value
+    while PyDict_Next(outputs_of, &position, &key, &value):
+        if not small_int(value, &num_outputs) or not is_exact_str(key):
+            return False
+        if num_outputs == 0:
+            context.add(<object>key)
+    return True
+
+
+cdef bint by_context(dict tokens, set context, Counts* counts) except -1:
+    """Count by the set of all ids in context, which is small while most requests generate. False: not all is plain.
+
+    No code can run here: the keys of `tokens` are seen to be exact strs before one is looked up, and `context` is ours.
+    """
+    cdef Py_ssize_t position = 0, num_tokens, all_tokens = 0, ctx_requests = 0, ctx_tokens = 0
+    cdef PyObject* key
+    cdef PyObject* value
     while PyDict_Next(tokens, &position, &key, &value):
         if not small_int(value, &num_tokens) or not is_exact_str(key):
             return False
@@ -107,72 +132,37 @@ cdef bint in_any_order(dict tokens, list req_ids, list outputs, list new_ids, Co
     return True
 
 
-cdef bint by_map(dict tokens, dict outputs_of, list new_ids, Counts* counts) except -1:
-    """Count by the map that somebody has already made of the cached requests: it is what counts then, not the lists."""
-    cdef Py_ssize_t position = 0, num_tokens, num_outputs
-    cdef Py_ssize_t all_tokens = 0, ctx_requests = 0, ctx_tokens = 0
-    cdef PyObject* key
-    cdef PyObject* value
-    cdef set new = set(new_ids)
-    while PyDict_Next(outputs_of, &position, &key, &value):
-        if not is_exact_str(key):
-            return False
-    position = 0
-    while PyDict_Next(tokens, &position, &key, &value):
-        if not small_int(value, &num_tokens) or not is_exact_str(key):
-            return False
-        num_outputs = 1
-        value = PyDict_GetItemWithError(outputs_of, key)
-        if value != NULL and not small_int(value, &num_outputs):
-            return False
-        all_tokens += num_tokens
-        if num_outputs == 0 or (new and <object>key in new):
-            ctx_requests += 1
-            ctx_tokens += num_tokens
-    counts[0] = Counts(dict_size(tokens), all_tokens, ctx_requests, ctx_tokens)
-    return True
+cdef class Known:
+    """What `find` says of the class that came last. Holds for as long as that class keeps its version."""
+
+    cdef object find, found
+    cdef unsigned int version
+
+    def __init__(self, find):
+        self.find = find
+
+    cdef object about(self, object cls):
+        cdef unsigned int version
+        if self.version == 0 or class_version(cls) != self.version:
+            version = give_version(cls, "is_context_phase")
+            found = self.find(cls) if has_plain_attributes(cls) else None
+            _before = self.found  # let go of last: its end may run code that comes here again
+            self.found, self.version = found, version
+            return found
+        return self.found
 
 
-# The class attributes that were judged last, kept alive so that their addresses stay theirs.
-cdef object judged_phase = None, judged_code = None, judged_map = None
-cdef bint judged_well = False
-
-
-cdef bint judge(PyObject* phase, PyObject* code, PyObject* mapping) except -1:
-    global judged_phase, judged_code, judged_map, judged_well
-    well = bool(_phases.is_recognised(<object>phase, <object>code, <object>mapping))
-    judged_phase, judged_code, judged_map, judged_well = <object>phase, <object>code, <object>mapping, well
-    return well
-
-
-cdef bint asks_only_the_lists(object cached) except -1:
-    """Whether ``cached.is_context_phase`` is of a recognised class. Looked up each time: a class can be changed."""
-    cdef PyObject* phase = class_attribute(cached, "is_context_phase")
-    cdef PyObject* mapping = class_attribute(cached, "_req_id_to_num_output_tokens")
-    cdef PyObject* code = code_of(phase) if phase != NULL else NULL
-    try:
-        if code == NULL or mapping == NULL or not has_plain_attributes(cached):
-            return False  # the method is no Python function, or there is more to finding it
-        if (
-            phase == <PyObject*>judged_phase
-            and code == <PyObject*>judged_code
-            and mapping == <PyObject*>judged_map
-        ):
-            return judged_well
-        if type(<object>mapping) is not cached_property:
-            return False
-        return judge(phase, code, mapping)
-    finally:
-        Py_XDECREF(phase)
-        Py_XDECREF(mapping)
-        Py_XDECREF(code)
+cdef Known outputs = Known(_phases.plain_output)
+cdef Known phases = Known(_phases.recognised)
+cdef Known results = Known(_phases.plain_result)
 
 
 cdef bint count_plain(object cached, dict tokens, list new_ids, Counts* counts) except -1:
     """Count if ``is_context_phase`` is of a recognised class and all it asks is built-in and plain. Else False."""
-    cdef list req_ids, outputs
     cdef PyObject* found
-    if not asks_only_the_lists(cached):
+    cdef set context
+    recognised = phases.about(type(cached))
+    if recognised is None or stolen(code_of(recognised[0])) is not recognised[1]:
         return False
     found = PyObject_GenericGetDict(cached, NULL)
     if found == NULL:
@@ -181,73 +171,61 @@ cdef bint count_plain(object cached, dict tokens, list new_ids, Counts* counts) 
     attributes = stolen(found)
     if "is_context_phase" in <dict>attributes:
         return False
-    if "_req_id_to_num_output_tokens" in <dict>attributes:
-        made = (<dict>attributes)["_req_id_to_num_output_tokens"]
-        return type(made) is dict and by_map(tokens, made, new_ids, counts)
-    given_ids, given_outputs = cached.req_ids, cached.num_output_tokens
-    if type(given_ids) is not list or type(given_outputs) is not list:
-        return False
-    req_ids, outputs = given_ids, given_outputs
-    if list_size(req_ids) != list_size(outputs):
-        return False
-    return in_step(tokens, req_ids, outputs, new_ids, counts) or in_any_order(tokens, req_ids, outputs, new_ids, counts)
-
-
-cdef object ask(object scheduler_output, object cached, set new_req_ids, dict tokens):
-    """Ask ``is_context_phase`` for every request, as the Python form does.
-
-    `cached` is the output's ``scheduled_cached_reqs`` as read for the first request.
-    """
-    cdef Py_ssize_t num_ctx_requests = 0, num_generation_requests = 0
-    num_ctx_tokens = num_generation_tokens = 0
-    items = iter(tokens.items())  # Cython's own walk over a dict would miss a key that was exchanged for another
-    for req_id, num_tokens in items:
-        if cached is None:
-            cached = scheduler_output.scheduled_cached_reqs
-        context = cached.is_context_phase(req_id)
-        cached = None
-        if context or req_id in new_req_ids:
-            num_ctx_requests += 1
-            num_ctx_tokens += num_tokens
-        else:
-            num_generation_requests += 1
-            num_generation_tokens += num_tokens
-    return IterationDetails(num_ctx_requests, num_ctx_tokens, num_generation_requests, num_generation_tokens)
+    made = (<dict>attributes).get("_req_id_to_num_output_tokens", no_arguments)
+    if made is not no_arguments:
+        context = set()
+        if type(made) is not dict or not fill_from_map(context, made):
+            return False
+    else:
+        req_ids, outputs = cached.req_ids, cached.num_output_tokens
+        if type(req_ids) is not list or type(outputs) is not list:
+            return False
+        if in_step(tokens, req_ids, outputs, new_ids, counts):
+            return True
+        context = set()
+        if not fill_from_lists(context, req_ids, outputs):
+            return False
+    context.update(new_ids)
+    return by_context(tokens, context, counts)
 
 
 cdef tuple no_arguments = ()
 
 
 def compute_iteration_details(scheduler_output):
-    """Count the requests and tokens that `scheduler_output` schedules, by context and generation.
-
-    `scheduler_output` is vLLM's ``SchedulerOutput`` or anything with ``num_scheduled_tokens`` (a mapping of request id
-    to tokens), ``scheduled_new_reqs`` (objects with ``req_id``) and ``scheduled_cached_reqs`` (with
-    ``is_context_phase(req_id)``). A request counts as context if ``is_context_phase`` says so or if it is new.
-    It is only read; whatever its parts raise is raised here.
-
-    Upstream: ``vllm.v1.utils.compute_iteration_details``.
-    """
     cdef Counts counts
     cdef list new_ids
-    cdef set new_req_ids = None
-    cdef PyObject* others = NULL
+    cdef set other_ids = None
+    cdef Py_ssize_t filled = 0
     # Everything is read in the order of the Python form, so whatever raises does it at the same place. New ids come
-    # first; their requests may be of any class, and nothing may change the dict while it is walked.
+    # first; their requests may be of any class, and nothing may change the dict while it is walked. From the first id
+    # that is no plain str on, each is hashed before the next is read, as in a set: only a str's hash runs no code.
     requests = scheduler_output.scheduled_new_reqs
-    if type(requests) is list:
-        new_ids = attribute_of_each(requests, "req_id", &others)
-        if others != NULL:
-            new_req_ids = stolen(others)
-    else:
-        new_ids = []
-        new_req_ids = {new.req_id for new in requests}
+    new_ids = [None] * len(<list>requests) if type(requests) is list else []  # room; never half-filled
+    for request in requests:
+        req_id = request.req_id
+        if other_ids is None and type(req_id) is str:
+            if filled < list_size(new_ids):
+                new_ids[filled] = req_id
+            else:
+                new_ids.append(req_id)
+            filled += 1
+        else:
+            if other_ids is None:
+                other_ids = set(new_ids[:filled])
+            other_ids.add(req_id)
+    if filled < list_size(new_ids):
+        del new_ids[filled:]
     tokens = scheduler_output.num_scheduled_tokens
-    if type(tokens) is not dict or not <dict>tokens:
-        return ask_in_python(scheduler_output, set(new_ids) if new_req_ids is None else new_req_ids, tokens)
-    cached = scheduler_output.scheduled_cached_reqs
-    if new_req_ids is not None or not count_plain(cached, tokens, new_ids, &counts):
-        return ask(scheduler_output, cached, set(new_ids) if new_req_ids is None else new_req_ids, tokens)
+    if (
+        other_ids is not None
+        or type(tokens) is not dict
+        or not <dict>tokens
+        or not outputs.about(type(scheduler_output))
+        or not results.about(IterationDetails)
+        or not count_plain(scheduler_output.scheduled_cached_reqs, tokens, new_ids, &counts)
+    ):
+        return ask_in_python(scheduler_output, set(new_ids) if other_ids is None else other_ids, tokens)
     details = new_instance(IterationDetails, no_arguments)
     PyObject_GenericSetAttr(details, "num_ctx_requests", counts.ctx_requests)
     PyObject_GenericSetAttr(details, "num_ctx_tokens", counts.ctx_tokens)
@@ -257,3 +235,5 @@ def compute_iteration_details(scheduler_output):
 
 
 compute_iteration_details.__module__ = "fastutils"
+share_doc(compute_iteration_details, _twin.compute_iteration_details)
+_tracing.make_traceable((compute_iteration_details, _twin.compute_iteration_details))

@@ -10,9 +10,13 @@ from __future__ import annotations
 import builtins
 import dis
 import inspect
+from dataclasses import fields
 from functools import cached_property, lru_cache
 from types import CodeType, FunctionType
 from typing import Any
+
+from fastutils._plain import in_class, leaves_alone
+from fastutils.iteration import IterationDetails
 
 #: The attribute of the recognised classes that maps each request id to its number of output tokens, filled on demand.
 MAP = "_req_id_to_num_output_tokens"
@@ -68,11 +72,40 @@ def _is_one_of(function: Any, code: CodeType, known: set[tuple[Any, ...]]) -> bo
 
 
 @lru_cache(maxsize=16)
-def is_recognised(phase: Any, code: Any, mapping: Any) -> bool:
-    """Whether a class is known by its `phase` (``is_context_phase``; `code` is its code) and `mapping` (its `MAP`)."""
+def _is_recognised(phase: Any, code: Any, mapping: Any) -> bool:
     return (
-        type(mapping) is cached_property
-        and mapping.attrname == MAP
+        mapping.attrname == MAP
         and _is_one_of(phase, code, _PHASES)
         and _is_one_of(mapping.func, getattr(mapping.func, "__code__", None), _MAPS)  # type: ignore[arg-type]
+    )
+
+
+def recognised(cls: type) -> tuple[FunctionType, CodeType] | None:
+    """The method ``is_context_phase`` of `cls`, and its code, if that and all that it reads is as described above.
+
+    Holds as long as neither the class nor its bases change, nor the method's ``__code__``.
+    """
+    phase, mapping = in_class(cls, "is_context_phase"), in_class(cls, MAP)
+    if type(phase) is not FunctionType or type(mapping) is not cached_property:
+        return None  # before anything of theirs is hashed
+    if not leaves_alone(cls, "req_ids", "num_output_tokens"):
+        return None
+    return (phase, phase.__code__) if _is_recognised(phase, phase.__code__, mapping) else None
+
+
+def plain_output(cls: type) -> bool:
+    """Whether nobody can tell how often ``scheduled_cached_reqs`` of a `cls` is read."""
+    return leaves_alone(cls, "scheduled_cached_reqs")
+
+
+_MADE_INIT = IterationDetails.__init__
+
+
+def plain_result(cls: type[IterationDetails]) -> bool:
+    """Whether our class of results is as we made it, so that its instances can be filled without calling it."""
+    return (
+        cls.__init__ is _MADE_INIT
+        and cls.__new__ is object.__new__
+        and cls.__setattr__ is object.__setattr__
+        and leaves_alone(cls, *(field.name for field in fields(cls)))
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from fastutils import _host
+from fastutils import _host, tracing
 
 Scope = Callable[[str], AbstractContextManager[Any]]
 
@@ -46,18 +46,20 @@ def _nvtx_scopes() -> Scope:
 def _chosen() -> Scope:
     """What makes the scopes in this process: read from the environment once, at first use, then kept."""
     global _scope
-    if _scope is None:
+    scope = _scope
+    if scope is None:
         # Without a lock: a signal handler or a fork in the middle of the imports would wait for it for ever, and two
         # threads that choose at once choose the same.
         if _host.env("VLLM_CUSTOM_SCOPES_FOR_PROFILING"):
             from torch.autograd.profiler import record_function
 
-            _scope = record_function
+            scope = record_function
         elif _host.env("VLLM_NVTX_SCOPES_FOR_PROFILING"):
-            _scope = _nvtx_scopes()
+            scope = _nvtx_scopes()
         else:
-            _scope = nullcontext
-    return _scope
+            scope = nullcontext
+        _scope = scope
+    return scope
 
 
 def _reset() -> None:
@@ -86,3 +88,9 @@ def record_function_or_nullcontext(name: str) -> AbstractContextManager[Any]:
 
 # Either form is pickled by its public name.
 record_function_or_nullcontext.__module__ = "fastutils"
+
+
+def _complete(compiled: Any) -> None:
+    """Give the compiled function what needs no speed: its public name, and this form where torch.compile reads it."""
+    compiled.__module__ = "fastutils"
+    tracing.make_traceable((compiled, record_function_or_nullcontext))

@@ -6,6 +6,8 @@ import copyreg
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
+from fastutils import tracing
+
 T = TypeVar("T")
 
 
@@ -106,19 +108,69 @@ class _CompiledViews(Sequence[Any]):
 
 
 def _complete(compiled: Any) -> type:
-    """Give the compiled type what needs no speed: its place among the sequences, lazy ``reversed``, pickling.
+    """Give the compiled type what needs no speed: refusals, its place among generics and sequences, pickling.
 
     Returns the class that it is registered with, which must live as long as it does.
     """
 
     def getstate(self: Any, /) -> Any:
-        # What object itself would say, but that it refuses a type whose instances are larger than a dictionary needs.
-        attributes = vars(self) or None
+        # What object's own would say if `_x` were in the dictionary; that one refuses types with fields of their own.
+        attributes = dict(vars(self))
+        if type(self) is compiled and hasattr(self, "_x"):
+            attributes["_x"] = self._x
         names = copyreg._slotnames(type(self))  # type: ignore[attr-defined]
         slots = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        return (attributes, slots) if slots else attributes
+        return (attributes or None, slots) if slots else attributes or None
 
+    def setstate(self: Any, state: Any, /) -> None:
+        attributes, slots = state if isinstance(state, tuple) else (state, {})
+        attributes = dict(attributes or {})
+        if type(self) is compiled and "_x" in attributes:
+            self._x = attributes.pop("_x")
+        if attributes:
+            vars(self).update(attributes)
+        for name, value in slots.items():
+            setattr(self, name, value)
+
+    def init_subclass(cls: Any, /, **options: Any) -> None:
+        super(compiled, cls).__init_subclass__(**options)
+        # As ABCMeta would, which upstream's subclasses have for their metaclass.
+        inherited = {name for base in cls.__bases__ for name in getattr(base, "__abstractmethods__", ())}
+        cls.__abstractmethods__ = frozenset(
+            name for name in inherited.union(vars(cls)) if getattr(getattr(cls, name), "__isabstractmethod__", False)
+        )
+
+    for name in (
+        "__init__",
+        "append",
+        "extend",
+        "insert",
+        "pop",
+        "remove",
+        "clear",
+        "__setitem__",
+        "__delitem__",
+        "__repr__",
+    ):
+        setattr(compiled, name, vars(ConstantList)[name])
     _CompiledViews.register(compiled)
+    compiled.__orig_bases__, compiled.__parameters__ = ConstantList.__orig_bases__[:1], ConstantList.__parameters__  # type: ignore[attr-defined]
+    compiled.__doc__ = ConstantList.__doc__
+    compiled.__init_subclass__ = classmethod(init_subclass)
     compiled.__reversed__ = Sequence.__reversed__
     compiled.__getstate__ = getstate
+    compiled.__setstate__ = setstate
+    _make_traceable(compiled)
     return _CompiledViews
+
+
+def _make_traceable(compiled: Any) -> None:
+    # A traced operator looks for a Python method and not for what stands in for one: calls by name, and making a view,
+    # are all that this does for torch.compile.
+    def count(self: Any, value: Any) -> int:
+        return sum(1 for item in self._x if item is value or item == value)
+
+    names = ("__getitem__", "__len__", "__contains__", "__iter__", "index", "copy")
+    forms: dict[str, Any] = {name: vars(ConstantList)[name] for name in names}
+    forms["count"] = count  # the class's own goes by super(), which does not take a compiled view
+    tracing.make_traceable(*((vars(compiled)[name], form) for name, form in forms.items()))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tensor tests over a core and bridge built with AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the
+# The core's and the tensors' tests over a core and bridge built with AddressSanitizer and UndefinedBehaviorSanitizer, in a copy of the
 # checkout (build/asan), so that the ordinary build stays as it is: test-asan.sh PYTHON [pytest arguments]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,4 +23,5 @@ CFLAGS="$sanitize -O1 -g" CXXFLAGS="$sanitize -fno-sanitize=vptr -O1 -g" LDFLAGS
 export LD_PRELOAD="$("$CC" -print-file-name=libasan.so) $("$CC" -print-file-name=libubsan.so) $("$CC" -print-file-name=libstdc++.so.6)"
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:alloc_dealloc_mismatch=0 UBSAN_OPTIONS=print_stacktrace=1
 export PYTHONMALLOC=malloc FASTUTILS_REQUIRE_EXTENSIONS=1
-exec "$python" -m pytest -m "not leak" -p no:cacheprovider tests/tensors "$@"
+exec "$python" -m pytest -m "not leak" -p no:cacheprovider tests/tensors tests/test_intruders.py tests/test_views.py \
+  tests/test_fuzz_views.py tests/test_iteration.py tests/test_fuzz_functions.py tests/test_scopes.py "$@"

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import gc
 import inspect
 import pickle
 from functools import cached_property
@@ -372,9 +373,7 @@ def test_both_forms_look_alike_to_inspect():
     assert [*inspect.signature(compiled).parameters] == [*inspect.signature(python).parameters]
 
 
-def recognised(cls):
-    phase = vars(cls)["is_context_phase"]
-    return _phases.is_recognised(phase, getattr(phase, "__code__", None), vars(cls)[MAP])
+recognised = _phases.recognised
 
 
 def test_recognition_is_by_meaning_and_not_by_name():
@@ -440,11 +439,8 @@ def test_what_looks_similar_is_not_recognised():
         cached_property(shadowed),
     ]
     for mapping in maps:
-        cls = type(
-            "Own", (), {"is_context_phase": Cached.is_context_phase, MAP: mapping} if mapping is not named else {}
-        )
-        if mapping is named:
-            cls = SimpleNamespace(**{"is_context_phase": Cached.is_context_phase, MAP: named})
+        cls = type("Own", (), {"is_context_phase": Cached.is_context_phase})
+        setattr(cls, MAP, mapping)  # afterwards, so that it is not given this name
         assert not recognised(cls), mapping
 
 
@@ -484,3 +480,145 @@ def test_a_recognised_class_without_a_dictionary(compute):
 
     with pytest.raises(TypeError, match="No '__dict__'"):
         compute(output({"a": 1}, Slots()))
+
+
+def test_a_property_is_read_as_often_as_upstream_reads_it(compute):
+    seen = []
+
+    class Output:
+        num_scheduled_tokens = {"a": 1, "b": 2, "c": 3}  # noqa: RUF012
+        scheduled_new_reqs = [SimpleNamespace(req_id="c")]  # noqa: RUF012
+        cached = Cached(["a", "b"], [0, 1])
+
+        @property
+        def scheduled_cached_reqs(self):
+            seen.append("cached")
+            return self.cached
+
+    class Reading(Cached):
+        @property
+        def req_ids(self):
+            seen.append("ids")
+            return ["a", "b"]
+
+        @req_ids.setter
+        def req_ids(self, value):
+            pass
+
+    assert counts(compute(Output())) == (2, 4, 1, 2)
+    assert seen == ["cached"] * 3
+    seen.clear()
+    Output.cached = Reading([], [0, 1])
+    assert counts(compute(Output())) == (2, 4, 1, 2)
+    assert seen == ["cached", "ids", "cached", "cached"]
+
+
+def test_a_class_that_changes_is_looked_at_again(compute, monkeypatch):
+    class Own(Cached):
+        pass
+
+    class Output(SimpleNamespace):
+        pass
+
+    step = Output(**vars(output({"a": 1, "b": 50}, Own(["a", "b"], [0, 3]))))
+    assert counts(compute(step)) == (1, 1, 1, 50)
+    monkeypatch.setattr(Cached, "is_context_phase", lambda self, req_id: True)  # of a base
+    assert counts(compute(step)) == (2, 51, 0, 0)
+    monkeypatch.undo()
+    assert counts(compute(step)) == (1, 1, 1, 50)
+    Own.__getattribute__ = lambda self, name: (lambda req_id: False) if name == "is_context_phase" else None
+    assert counts(compute(step)) == (0, 0, 2, 51)
+    del Own.__getattribute__
+    Output.scheduled_cached_reqs = property(lambda self: SimpleNamespace(is_context_phase=lambda req_id: True))
+    assert counts(compute(step)) == (2, 51, 0, 0)
+
+
+def test_a_patched_class_of_results_is_called(compute, monkeypatch):
+    made = []
+    monkeypatch.setattr(IterationDetails, "__init__", lambda self, *numbers: made.append(numbers))
+    compute(output({"a": 1, "b": 50}, {"a": 3, "b": 0}))
+    assert made == [(1, 50, 1, 1)]
+    monkeypatch.undo()
+    assert counts(compute(output({"a": 1}, {"a": 3}))) == (0, 0, 1, 1)
+
+
+@pytest.mark.parametrize("outputs", [[0], [0, 1, 2], []])
+def test_lists_of_unequal_length_are_zipped(compute, outputs):
+    step = output({"a": 1, "b": 2}, Cached(["a", "b"], outputs))
+    expected = dict(zip(["a", "b"], outputs, strict=False))
+    context = [req_id for req_id in "ab" if expected.get(req_id) == 0]
+    assert compute(step).num_ctx_requests == len(context)
+    assert compute(step).num_generation_requests == 2 - len(context)
+
+
+class Raising(type):
+    def __getattribute__(cls, name):
+        raise RuntimeError(f"the metaclass was asked for {name}")
+
+
+class Computing(type):
+    @property
+    def __mro__(cls):
+        raise RuntimeError("the metaclass was asked for __mro__")
+
+    def __getattr__(cls, name):
+        raise RuntimeError(f"the metaclass was asked for {name}")
+
+
+class RaisingHash:
+    def __hash__(self):
+        raise ZeroDivisionError
+
+    def get(self, req_id):
+        return 0
+
+
+@pytest.mark.parametrize("metaclass", [Raising, Computing])
+def test_a_metaclass_is_asked_for_nothing(compute, metaclass):
+    own = metaclass("Own", (), {"is_context_phase": lambda self, req_id: True})
+    assert counts(compute(output({"a": 1, "b": 2}, own()))) == (2, 3, 0, 0)
+    step = metaclass("Output", (), {"scheduled_new_reqs": (), "num_scheduled_tokens": {"a": 1}})()
+    step.scheduled_cached_reqs = Cached(["a"], [0])
+    assert counts(compute(step)) == (1, 1, 0, 0)
+
+
+@pytest.mark.parametrize("mapping", [{"a": 0}, RaisingHash()], ids=["a dict", "raises"])
+def test_a_map_that_cannot_be_hashed_serves(compute, mapping):
+    class Own:
+        _req_id_to_num_output_tokens = mapping
+
+        def is_context_phase(self, req_id):
+            return self._req_id_to_num_output_tokens.get(req_id) == 0
+
+    assert compute(output({"a": 1}, Own())).num_ctx_requests == 1
+
+
+def test_what_ends_with_the_class_judged_last_may_count_too(compute):
+    def recognised_class(ends_with=None):
+        class Own(Cached):
+            def is_context_phase(self, req_id):
+                return self._req_id_to_num_output_tokens.get(req_id) == 0
+
+        Own.is_context_phase.kept = ends_with
+        return Own
+
+    other, within = recognised_class(), []
+
+    class Ending:
+        def __del__(self):
+            within.append(counts(compute(output({"a": 1, "b": 2}, other(["a", "b"], [0, 1])))))
+
+    class Always:
+        def is_context_phase(self, req_id):
+            return True
+
+    judged = recognised_class(Ending())
+    compute(output({"a": 1, "b": 2}, judged(["a", "b"], [0, 1])))
+    _phases._is_recognised.cache_clear()
+    del judged
+    gc.collect()
+    always = Always()
+    always.req_ids, always.num_output_tokens = ["a", "b"], [0, 1]
+    for _ in range(3):
+        assert counts(compute(output({"a": 1, "b": 2}, always))) == (2, 3, 0, 0)
+    assert within == [(1, 1, 1, 2)]

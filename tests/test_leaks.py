@@ -35,13 +35,21 @@ def repeat(function, times):
 
 
 def check_flat(function, times, *watched):
-    """Blocks, the references to `watched` and, where it can be read, resident memory do not grow with the calls."""
+    """Blocks, the references to `watched` and, where it can be read, resident memory do not grow with the calls.
+
+    A leak grows every time. What others allocate once, in the middle, does not: three tries.
+    """
+    limit = max(100, times // 100)  # a leak would be at least one block a call
     repeat(function, 1000)
-    before, references = blocks(), [sys.getrefcount(each) for each in watched]
-    memory = resident() if os.path.exists("/proc/self/statm") else None
-    repeat(function, times)
-    assert [sys.getrefcount(each) for each in watched] == references
-    assert blocks() - before < max(100, times // 100)  # a leak would be at least one block a call
+    for _ in range(3):
+        before, references = blocks(), [sys.getrefcount(each) for each in watched]
+        memory = resident() if os.path.exists("/proc/self/statm") else None
+        repeat(function, times)
+        assert [sys.getrefcount(each) for each in watched] == references
+        grown = blocks() - before
+        if grown < limit:
+            break
+    assert grown < limit
     if memory is not None:
         assert resident() - memory < (1 << 20) + times  # one byte a call would be the least leak
 

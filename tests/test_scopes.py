@@ -340,3 +340,27 @@ def test_a_first_use_within_the_first_use_does_not_wait_for_it(meanwhile):
     script = FIRST_USES.replace("{meanwhile}", f"host.env = real; {meanwhile}")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.endswith("entered\n")
+
+
+def test_off_a_scope_is_not_callable_and_its_bound_enter_keeps_it(scope):
+    assert not callable(scope("x"))
+    name = "".join(["a ", "name"])
+    enters = [scope(name).__enter__ for _ in range(3)]  # each the only holder of its scope
+    assert [enter() for enter in enters] == [name] * 3
+    one = scope(name)
+    first, second = one.__enter__, one.__enter__
+    del one, first
+    assert second() is name
+    del second, enters
+    assert sys.getrefcount(name) == 2
+
+
+def test_a_choice_forgotten_while_it_is_made_still_serves(scope, monkeypatch):
+    monkeypatch.setattr(scopes._host, "env", lambda name: scopes._reset())  # within the choosing, and false
+    for _ in range(3):
+        with scope("kept") as yielded:
+            assert yielded == "kept"
+    chosen = scopes._chosen
+    monkeypatch.setattr(scopes, "_chosen", lambda: (chosen(), scopes._reset())[0])
+    with scope("kept too") as yielded:
+        assert yielded == "kept too"

@@ -567,11 +567,49 @@ def test_importing_the_module_again_gives_the_same_type(monkeypatch):
     assert kept[0] == 1
 
 
-# ---- the state of an instance lies where Python code looks for it ------------------------------------------------
+# ---- where an instance keeps its state ---------------------------------------------------------------------------
 
 
-def test_state_is_in_the_dictionary(ConstantList):
+def test_the_dictionary_holds_the_other_attributes(ConstantList):
     view = ConstantList([1, 2])
+    attributes = vars(view)
+    attributes["more"] = 1
+    assert (view[0], view.more, view._x) == (1, 1, [1, 2])
+    view._x = [8, 9]
+    assert (list(view), view._x) == ([8, 9], [8, 9])
+    assert {**attributes, "_x": None} == {"_x": None, "more": 1}  # whether `_x` is in it is up to the form
+    del view.more
+    assert "more" not in attributes
+    with pytest.raises(TypeError):
+        view.__dict__ = 3
+
+
+def test_assigning_the_dictionary_replaces_all_attributes(ConstantList):
+    view = ConstantList([1, 2])
+    view.note = 1
+    view.__dict__ = {"_x": (3,)}
+    assert view[0] == 3
+    assert not hasattr(view, "note")
+    assert vars(view) == {"_x": (3,)}
+    vars(view)["_x"] = [5]
+    assert (view[-1], view._x) == (5, [5])
+    view._x = [6]
+    assert (vars(view), len(view)) == ({"_x": [6]}, 1)
+    del view._x
+    assert vars(view) == {}
+    with pytest.raises(AttributeError, match="_x"):
+        len(view)
+    with pytest.raises(AttributeError, match="_x"):
+        del view._x
+    view.__dict__ = {}
+    assert not hasattr(view, "_x")
+
+
+def test_the_state_of_a_subclass_is_in_the_dictionary(ConstantList):
+    class Sub(ConstantList):
+        pass
+
+    view = Sub([1, 2])
     attributes = vars(view)
     assert attributes == {"_x": [1, 2]}
     attributes["_x"] = [7]
@@ -579,19 +617,112 @@ def test_state_is_in_the_dictionary(ConstantList):
     assert (view[0], len(view), view.more, view._x) == (7, 1, 1, [7])
     view._x = [8, 9]
     assert attributes == {"_x": [8, 9], "more": 1}
-    del attributes
-    assert list(view) == [8, 9]
-    assert vars(view)["_x"] == [8, 9]
-    view.__dict__ = {"_x": (3,)}
-    assert view[0] == 3
     del view._x
-    assert vars(view) == {}
-    with pytest.raises(AttributeError, match="_x"):
-        len(view)
-    with pytest.raises(AttributeError, match="_x"):
-        del view._x
+    assert attributes == {"more": 1}
+
+
+class HashOfX:
+    """A key that hashes like "_x"; once armed, its first comparison runs `act`."""
+
+    act = None
+
+    def __hash__(self):
+        return hash("_x")
+
+    def __eq__(self, other):
+        act, HashOfX.act = HashOfX.act, None
+        if act is not None:
+            act()
+        return False
+
+
+@pytest.mark.parametrize("attribute", ["_x", "__dict__"])
+def test_a_key_may_change_the_dictionary_that_is_searched(ConstantList, attribute):
+    view, viewed = ConstantList([1]), [1, 2, 3]
+    view.__dict__ = {HashOfX(): 1, "_x": viewed}
+    new = [9] if attribute == "_x" else {"_x": [9]}
+    HashOfX.act = lambda: setattr(view, attribute, new)
+    assert list(view) in ([1, 2, 3], [9])
+    assert list(view) == [9]
+    assert sys.getrefcount(viewed) == 2
+
+
+def test_the_abstract_methods_of_a_subclass_must_be_there(ConstantList):
+    import abc
+
+    class Abstract(ConstantList):
+        @abc.abstractmethod
+        def first(self):
+            raise NotImplementedError
+
+    class StillAbstract(Abstract):
+        pass
+
+    class Concrete(StillAbstract):
+        def first(self):
+            return self[0]
+
+    class WithMeta(ConstantList, abc.ABC):
+        @abc.abstractmethod
+        def first(self):
+            raise NotImplementedError
+
+    for cls in (Abstract, StillAbstract, WithMeta):
+        with pytest.raises(TypeError, match="first"):
+            cls([1])
+    assert Concrete([5]).first() == 5
+
+
+def test_it_is_as_generic_as_upstreams(ConstantList):
+    assert issubclass(ConstantList, typing.Generic)
+    assert len(ConstantList.__parameters__) == 1
+    assert ConstantList[T].__parameters__ == (T,)
     with pytest.raises(TypeError):
-        view.__dict__ = 3
+        ConstantList[int, str]
+
+    class OfInts(ConstantList[int]):
+        pass
+
+    assert OfInts.__parameters__ == ()
+    with pytest.raises(TypeError):
+        OfInts[int]
+    assert typing.get_args(OfInts.__orig_bases__[0]) == (int,)
+
+
+def test_a_comparison_that_ends_an_iteration_is_an_error_of_count(ConstantList):
+    class Ending:
+        def __eq__(self, other):
+            raise StopIteration
+
+        __hash__ = None
+
+    for value in (5, Ending()):
+        with pytest.raises(RuntimeError) as caught:
+            ConstantList([1, Ending(), 2]).count(value)
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_a_collection_that_shortens_the_list_while_it_is_copied(ConstantList):
+    # Python <= 3.11 collects within the allocation of the new list, and its own slicing would read freed memory then.
+    if implementations.load("ConstantList", "python") is ConstantList:
+        pytest.skip("Python's own slicing does not look again")
+    script = (
+        "import gc, sys\n"
+        "from fastutils._views import ConstantList\n"
+        "class Cycle:\n"
+        "    def __init__(self): self.me = self\n"
+        "    def __del__(self): items.clear()\n"
+        "for read in (lambda v: v.copy(), lambda v: v[:], lambda v: v[10:900]):\n"
+        "    for attempt in range(300):\n"
+        "        items = [[i] for i in range(1000)]\n"
+        "        view, kept = ConstantList(items), []\n"
+        "        gc.collect(); Cycle(); gc.set_threshold(1)\n"
+        "        for _ in range(attempt % 90): kept.append([])\n"
+        "        part = read(view)\n"
+        "        gc.set_threshold(700)\n"
+        "        assert part in ([], [[i] for i in range(1000)], [[i] for i in range(10, 900)]), len(part)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_state_written_by_hand_is_restored(ConstantList):
@@ -683,3 +814,22 @@ def test_it_stays_a_sequence_when_the_module_is_loaded_again():
         "assert isinstance(fastutils.ConstantList([1]), Sequence) and issubclass(Sub, Sequence)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "between", ["slice(v)", "types.MethodType(print, v)", "collections.deque([v])", "[v]", "v", "(v,)"]
+)
+def test_a_long_chain_of_views_is_freed_on_a_small_stack(between):
+    implementations.load("ConstantList", "compiled")  # an unoptimised Python cannot always do it with its own classes
+    script = (
+        "import collections, threading, types\nfrom fastutils._views import ConstantList\n"
+        "def go():\n"
+        "    v = ConstantList([])\n"
+        f"    for _ in range(200_000): v = ConstantList({between})\n"
+        "    del v\n"
+        "    print('freed')\n"
+        "threading.stack_size(2 << 20)\n"
+        "thread = threading.Thread(target=go); thread.start(); thread.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "freed\n"), done.stderr[-500:]

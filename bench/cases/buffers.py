@@ -104,16 +104,18 @@ def cases() -> list[Case]:
     name, held, dropped = "CpuGpuBuffer", "kept = buffer.copy_to_gpu(n)", "buffer.copy_to_gpu(n)"
     inference = torch.inference_mode
     rows = []
-    for mode, label in ((contextlib.nullcontext, "grad mode"), (inference, "inference mode")):
-        fresh, again = f"fresh view, {label}", f"re-used view, {label}"
+    # Dropping a view at once is dearer on both sides: the tensor viewed is then held by its own object alone, and torch
+    # exchanges references with that object whenever this begins and ends.
+    for mode, label, ratio in ((contextlib.nullcontext, "grad mode", 8.5), (inference, "inference mode", 7.5)):
+        fresh, gone = f"fresh view, {label}", f"dropped view, {label}"
         rows += [
-            Case(f"copy_to_gpu(n): 48 of 256, {fresh}", name, single(held, 256, 48), Target(6.5), mode),
-            Case(f"copy_to_gpu(n): 48 of 256, {again}", name, single(dropped, 256, 48), Target(25), mode),
+            Case(f"copy_to_gpu(n): 48 of 256, {fresh}", name, single(held, 256, 48), Target(ratio), mode),
+            Case(f"copy_to_gpu(n): 48 of 256, {gone}", name, single(dropped, 256, 48), Target(ratio - 1), mode),
             Case(f"copy_to_gpu(): 1 KB, {label}", name, single("buffer.copy_to_gpu()", 256, None), Target(9), mode),
         ]
     for count in (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20):
         n, parallel = count // 4, count > 64 << 10
-        target = Target(6.5) if count <= 4 << 10 else Target(0.95)
+        target = Target(7.5) if count <= 4 << 10 else Target(0.95)
         case, made = f"copy_to_gpu(n): {size(count)}, fresh view", single(held, n + 1, n)
         rows.append(Case(case, name, made, target, inference, parallel, builds_of(count), same_path=parallel))
     rows += [

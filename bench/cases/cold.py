@@ -16,7 +16,7 @@ CHOSEN = (
     'with record_function_or_nullcontext("x")',
     "copy_slice: 64 B, inference mode",
     "copy_slice: 4 KB, inference mode",
-    "copy_to_gpu(n): 48 of 256, re-used view, inference mode",
+    "copy_to_gpu(n): 48 of 256, dropped view, inference mode",
     "copy_to_gpu_many: 16 buffers of 64-8192 ints, n=48 each",
     "tensor_data: 1 KB, contiguous",
 )

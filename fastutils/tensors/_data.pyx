@@ -11,12 +11,17 @@ from fastutils.tensors.bridge cimport FU_DONE, fu_bridge, fu_bytes
 
 import torch
 
+from fastutils import tracing as _tracing
 from fastutils.tensors import data as _twin
 from fastutils.tensors import runtime as _runtime
 
 
 cdef extern from "Python.h":
     PyTypeObject* Py_TYPE(PyObject* thing) noexcept
+
+
+cdef extern from "objects.h":
+    int share_doc "fu_share_doc" (object function, object twin) except -1
 
 
 cdef extern from "tensor_objects.h":
@@ -37,6 +42,9 @@ cdef class TensorBytes:
     """The owner of the memory behind a `tensor_data` memoryview."""
 
     cdef fu_bytes bytes
+
+    def __hash__(self):
+        raise TypeError("unhashable type: 'TensorBytes'")  # hash() of a read-only view asks its owner, upstream's array
 
     def __dealloc__(self):
         if self.bytes.storage != NULL:
@@ -62,16 +70,7 @@ cdef class TensorBytes:
 
 
 def tensor_data(tensor):
-    """The elements of `tensor` as a writable, one-dimensional, contiguous memoryview of unsigned bytes.
-
-    It is the tensor's own memory if that is contiguous and on the CPU (a write through either is seen by both), else
-    a contiguous CPU copy; a device tensor is waited for. Elements come in row-major order, in the machine's byte
-    order. The memoryview keeps the memory alive. ``memoryview.obj.base`` is a `torch.Tensor` over the same memory.
-    What has no plain bytes (sparse, meta, a lazy conjugate) raises what PyTorch raises.
-
-    Upstream: ``vllm.v1.utils.tensor_data``, which fails for a tensor of at most one element with a stride but 1.
-    """
-    cdef TensorBytes owner
+    cdef TensorBytes owner  # holds the memory before the memoryview is allocated, upon which anything may run
     if Py_TYPE(<PyObject*>tensor) == Tensor:
         owner = TensorBytes.__new__(TensorBytes)
         if bridge.tensor_bytes(<void*>tensor, &owner.bytes) == FU_DONE:
@@ -80,3 +79,5 @@ def tensor_data(tensor):
 
 
 tensor_data.__module__ = "fastutils"
+share_doc(tensor_data, _twin.tensor_data)
+_tracing.make_traceable((tensor_data, _twin.tensor_data))

@@ -8,7 +8,7 @@ cdef extern from "bridge_abi.h":
         FU_ERROR
         FU_FALLBACK
         FU_DONE
-        FU_REUSED
+        FU_ROUND
     const int64_t FU_ALL_ROWS
 
     ctypedef struct fu_bytes:
@@ -17,7 +17,7 @@ cdef extern from "bridge_abi.h":
         size_t size
 
     ctypedef struct fu_bridge:
-        int (*copy_rows)(void* from_tensor, void* to_tensor, int64_t n, void* reusable, void** out) except? -1
+        int (*copy_rows)(void* from_tensor, void* to_tensor, int64_t n, void** out) except? -1
         int (*copy_whole)(void* from_tensor, void* to_tensor) noexcept
         size_t (*copy_many)(
             size_t count, void* const* from_tensors, void* const* to_tensors, const int64_t* rows

@@ -68,12 +68,12 @@ class CpuGpuBuffer:
     ) -> None:
         if pin_memory is _PINNING_AVAILABLE:
             pin_memory = bool(pin_memory)
-        if with_numpy and dtype == torch.bfloat16:
-            raise ValueError("NumPy has no bfloat16: make this CpuGpuBuffer with with_numpy=False")
         with torch.inference_mode(False):
             self.cpu = torch.zeros(*size, dtype=dtype, device="cpu", pin_memory=pin_memory)
             self.gpu = torch.zeros_like(self.cpu, device=device)
             if with_numpy:
+                if dtype == torch.bfloat16:
+                    raise ValueError("NumPy has no bfloat16: make this CpuGpuBuffer with with_numpy=False")
                 self.np = self.cpu.numpy()
 
     def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:

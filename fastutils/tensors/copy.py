@@ -25,6 +25,17 @@ def copy_slice(from_tensor: torch.Tensor, to_tensor: torch.Tensor, length: int) 
     return to_tensor[:length].copy_(from_tensor[:length], non_blocking=True)
 
 
+def _as_triple(entry: Any, position: int, count: int) -> tuple[Any, ...]:
+    # A tuple of its own, before anything is copied: torch's code may change what was given.
+    triple = tuple(entry) if isinstance(entry, tuple | list) else ()
+    if len(triple) != 3:
+        raise TypeError(
+            f"copy_slices() takes (from_tensor, to_tensor, length) triples, but entry {position} of "
+            f"{count} is {entry!r:.80}"
+        )
+    return triple
+
+
 def copy_slices(pairs: Iterable[tuple[torch.Tensor, torch.Tensor, int]], *, views: bool = False) -> Any:
     """Run `copy_slice` for each ``(from_tensor, to_tensor, length)`` of `pairs`, in order, in one call.
 
@@ -32,18 +43,13 @@ def copy_slices(pairs: Iterable[tuple[torch.Tensor, torch.Tensor, int]], *, view
     `pairs` is not a triple (TypeError). An error of PyTorch's leaves the copies before it done and the rest undone.
     Blocks no more than `copy_slice` does.
     """
-    made = []
-    for position, triple in enumerate(entries := list(pairs)):
-        if not isinstance(triple, tuple | list) or len(triple) != 3:
-            raise TypeError(
-                f"copy_slices() takes (from_tensor, to_tensor, length) triples, but entry {position} of "
-                f"{len(entries)} is {triple!r:.80}"
-            )
-    for from_tensor, to_tensor, length in entries:
-        view = copy_slice(from_tensor, to_tensor, length)
-        if views:
-            made.append(view)
-    return made if views else None
+    entries = list(pairs)
+    triples = [_as_triple(entry, position, len(entries)) for position, entry in enumerate(entries)]
+    if views:
+        return [copy_slice(*triple) for triple in triples]
+    for triple in triples:
+        copy_slice(*triple)
+    return None
 
 
 def copy_to_gpu_many(
@@ -61,8 +67,11 @@ def copy_to_gpu_many(
         raise ValueError(
             f"copy_to_gpu_many() got {len(several)} buffers but {len(counts)} row counts; give one per buffer"
         )
-    made = [buffer.copy_to_gpu(n) for buffer, n in zip(several, counts, strict=True)]
-    return made if views else None
+    if views:
+        return [buffer.copy_to_gpu(n) for buffer, n in zip(several, counts, strict=True)]
+    for buffer, n in zip(several, counts, strict=True):
+        buffer.copy_to_gpu(n)
+    return None
 
 
 for _function in (copy_slice, copy_slices, copy_to_gpu_many):

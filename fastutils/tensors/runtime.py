@@ -23,7 +23,7 @@ from fastutils import _select
 BRIDGES = Path(__file__).parents[1] / "_bridge"
 
 #: The number in csrc/bridge_abi.h; tests keep the two equal.
-ABI = 1
+ABI = 2
 
 #: (torch's library that depends on the runtime, prefix of the runtime's functions). A ROCm build has the second only.
 RUNTIMES = (("libc10_cuda.so", "cuda"), ("libc10_hip.so", "hip"))
@@ -75,7 +75,6 @@ class Bridge:
     path: Path
     runtime: DeviceRuntime | None
     no_runtime: str  #: why there is no `runtime`, or ""
-    hook_offsets: tuple[int, ...]  #: where a tensor object keeps its hooks; empty if that was not found out
     library: Any = None  #: keeps it open
 
 
@@ -139,26 +138,12 @@ def _word(address: int) -> int:
     return ctypes.c_size_t.from_address(address).value
 
 
-def _words_of(thing: object) -> range:
-    """Offsets of the pointer-sized fields of an object, after its header."""
-    return range(object.__basicsize__, type(thing).__basicsize__, ctypes.sizeof(ctypes.c_void_p))
-
-
 def _tensor_offset(samples: list[torch.Tensor]) -> int:
     """Where a tensor object keeps its TensorImpl, found on `samples`; the layout is torch's private affair."""
-    for offset in _words_of(samples[0]):
+    for offset in range(object.__basicsize__, type(samples[0]).__basicsize__, ctypes.sizeof(ctypes.c_void_p)):
         if all(_word(id(sample) + offset) == sample._cdata for sample in samples):
             return offset
     raise BridgeUnavailable(f"torch {torch.__version__} lays its tensor objects out in a way not seen before")
-
-
-def _hook_offsets() -> tuple[int, ...]:
-    """Where a tensor object keeps its two dicts of hooks, or () if that cannot be seen."""
-    sample = torch.zeros(1, requires_grad=True, device="cpu")
-    hooks: tuple[dict[int, Any], dict[int, Any]] = {}, {}
-    sample._backward_hooks, sample._post_accumulate_grad_hooks = hooks
-    offsets = [[o for o in _words_of(sample) if _word(id(sample) + o) == id(hook)] for hook in hooks]
-    return tuple(found[0] for found in offsets) if all(offsets) else ()
 
 
 def _address(function: Any) -> int | None:
@@ -230,7 +215,7 @@ def _look_for_bridge() -> Bridge | str:
     for sample in samples:
         if not table.reads_tensor(id(sample), sample.numel(), sample.data_ptr()):
             return f"{path.name} misreads the tensors of torch {torch.__version__}"
-    return Bridge(address, path, runtime, no_runtime, _hook_offsets(), library)
+    return Bridge(address, path, runtime, no_runtime, library)
 
 
 def load() -> Bridge:

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -382,10 +383,31 @@ def test_a_target_given_other_memory_during_the_copy(form, runtime, path):
     assert on_host(usurpers[0]) == other.tolist()
 
 
-def test_a_view_being_renewed_is_not_handed_to_two(form, runtime):
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("n", [None, 2011])
+def test_a_buffer_given_other_tensors_during_the_copy(form, runtime, many, n):
+    size = 3011
+    buffer = buffer_of(form, host(size), device(size))
+    seen, usurpers = [], []
+
+    def replace():
+        seen.append(weakref.ref(buffer.cpu))
+        buffer.cpu, buffer.gpu = torch.zeros(2, dtype=torch.int32), device(2)
+        gc.collect()
+        usurpers.append(torch.empty(size, dtype=torch.int32, pin_memory=True).fill_(-1))
+
+    replaced = buffer.gpu
+    runtime.during_next_copy(replace)
+    load("copy_to_gpu_many", form)([buffer], n) if many else buffer.copy_to_gpu(n)
+    assert on_host(replaced)[:n] == list(range(1, size + 1))[:n]
+    assert replaced._version > 0
+    gc.collect()
+    assert seen[0]() is None
+
+
+def test_two_copies_of_a_buffer_at_once_have_views_of_their_own(form, runtime):
     """While one copy has released the GIL, another one of the same buffer is made and its view kept."""
     buffer = buffer_of(form, host(), device())
-    buffer.copy_to_gpu(3)
     inner = []
     runtime.during_next_copy(lambda: inner.append(buffer.copy_to_gpu(5)))
     outer = buffer.copy_to_gpu(9)

@@ -52,8 +52,57 @@ def test_without_numpy_the_attribute_is_absent(Buffer):
 
 
 def test_bfloat16_with_numpy_says_what_to_pass(Buffer):
+    buffer = Buffer.__new__(Buffer)
     with pytest.raises(ValueError, match="with_numpy=False"):
-        Buffer(4, dtype=torch.bfloat16, device=torch.device("cpu"))
+        buffer.__init__(4, dtype=torch.bfloat16, device=torch.device("cpu"))
+    assert sorted(vars(buffer)) == ["cpu", "gpu"]  # upstream notices last of all, and a subclass may make do
+
+
+def test_it_is_an_ordinary_class(Buffer):
+    buffer = filled(Buffer, 4)
+    assert list(vars(buffer)) == ["cpu", "gpu", "np"]
+    assert vars(buffer)["gpu"] is buffer.gpu
+    for name in ("cpu", "gpu", "np"):
+        assert not hasattr(Buffer, name)
+    vars(buffer)["gpu"] = torch.zeros(4, dtype=torch.int32)
+    assert buffer.copy_to_gpu(2).data_ptr() == vars(buffer)["gpu"].data_ptr()
+    buffer.__dict__ = {"cpu": torch.ones(3), "gpu": torch.zeros(3)}
+    assert buffer.copy_to_gpu(2).tolist() == [1, 1]
+    assert not hasattr(buffer, "np")
+    for name in ("__getstate__", "__setstate__", "__reduce_ex__", "__slots__"):
+        assert not any(name in vars(cls) for cls in Buffer.__mro__[:-1])
+
+
+def test_the_copies_are_methods_of_any_look_alike(Buffer):
+    class LookAlike:
+        cpu, gpu = torch.arange(4), torch.zeros(4, dtype=torch.int64)
+        copy_to_gpu, copy_to_cpu = Buffer.copy_to_gpu, Buffer.copy_to_cpu
+
+    one = LookAlike()
+    assert one.copy_to_gpu(2).tolist() == [0, 1]
+    assert Buffer.copy_to_gpu(one) is one.gpu
+    one.gpu.add_(5)
+    assert Buffer.copy_to_cpu(one, n=1).tolist() == [5]
+    with pytest.raises(AttributeError, match="gpu"):
+        Buffer.copy_to_gpu(object())
+
+
+def test_an_attribute_of_an_instance_stands_before_the_method(Buffer):
+    buffer = filled(Buffer, 4)
+    buffer.copy_to_gpu = lambda n=None: ("own", n)
+    assert buffer.copy_to_gpu(3) == ("own", 3)
+    assert buffer.gpu.tolist() == [0] * 4
+
+
+def test_the_class_can_be_patched(Buffer, monkeypatch):
+    buffer, calls = filled(Buffer, 4), []
+    monkeypatch.setattr(Buffer, "copy_to_gpu", lambda self, n=None: calls.append(n))
+    buffer.copy_to_gpu(2)
+    assert calls == [2]
+    monkeypatch.undo()
+    monkeypatch.setattr(Buffer, "gpu", property(lambda self: torch.zeros(9, dtype=torch.int32)), raising=False)
+    assert buffer.copy_to_gpu(4).tolist() == [1, 2, 3, 4]
+    assert vars(buffer)["gpu"].tolist() == [0] * 4
 
 
 def test_made_inside_inference_mode_its_tensors_are_ordinary(Buffer):

@@ -137,3 +137,66 @@ def test_a_patched_class_is_honoured(form, copy_to_gpu_many, monkeypatch):
     monkeypatch.setattr(Buffer, "copy_to_gpu", lambda self, n=None: seen.append(n))
     copy_to_gpu_many(pair, [1, 2])
     assert seen == [1, 2]
+
+
+def test_an_attribute_named_like_the_method_is_honoured(form, copy_to_gpu_many):
+    made, seen = buffers(form, 4, 4, 4, 4), []
+    made[1].copy_to_gpu = lambda n=None: seen.append(n)
+    vars(made[2])["".join(["copy_to", "_gpu"])] = lambda n=None: seen.append(n)  # equal to the name, another object
+    copy_to_gpu_many(made, [1, 2, 3, 4])
+    assert seen == [2, 3]
+    assert [b.gpu.tolist() for b in made] == [[1, 0, 0, 0], [0] * 4, [0] * 4, [1, 2, 3, 4]]
+
+
+def test_a_key_that_is_no_plain_name_is_compared_at_its_turn(form, copy_to_gpu_many):
+    seen = []
+
+    class Key:
+        def __hash__(self):
+            return hash("gpu")
+
+        def __eq__(self, other):
+            seen.append(made[0].gpu.tolist())
+            return False
+
+    made = buffers(form, 2, 2)
+    attributes = vars(made[1])
+    made[1].__dict__ = {Key(): 0, **attributes}
+    seen.clear()
+    copy_to_gpu_many(made, 2)
+    assert seen
+    assert all(found == [1, 2] for found in seen)  # the first is copied before the second's attributes are read
+    assert made[1].gpu.tolist() == [1, 2]
+
+
+def test_what_a_class_is_given_counts(form, copy_to_gpu_many, monkeypatch):
+    Buffer, made = load("CpuGpuBuffer", form), buffers(form, 2, 2)
+    copy_to_gpu_many(made)  # the class was looked at
+    elsewhere = torch.zeros(2, dtype=torch.int32)
+    monkeypatch.setattr(Buffer, "gpu", property(lambda self: elsewhere), raising=False)
+    made[0].cpu.fill_(7)
+    made[1].cpu.fill_(8)
+    copy_to_gpu_many(made, 1)
+    assert elsewhere.tolist() == [8, 0]
+    assert [vars(one)["gpu"].tolist() for one in made] == [[1, 2], [1, 2]]
+
+
+def test_a_class_patched_by_an_entry_is_honoured_from_there_on(form, copy_to_gpu_many, monkeypatch):
+    Buffer, seen = load("CpuGpuBuffer", form), []
+
+    class Patching(Buffer):
+        def copy_to_gpu(self, n=None):
+            monkeypatch.setattr(Buffer, "copy_to_gpu", lambda self, n=None: seen.append(n))
+
+    first, last = buffers(form, 2, 2)
+    patching = Patching(2, dtype=torch.int32, device=torch.device("cpu"), pin_memory=False)
+    copy_to_gpu_many([first, patching, last], [1, 2, 2])
+    assert (first.gpu.tolist(), seen, last.gpu.tolist()) == ([1, 0], [2], [0, 0])
+
+
+def test_many_entries_that_only_torch_can_copy(copy_slices):
+    source, targets = torch.arange(8), [torch.zeros(8) for _ in range(150)]  # another type: none of them is plain
+    plain = torch.zeros(8, dtype=torch.int64)
+    copy_slices([(source, target, i % 9) for i, target in enumerate(targets)] + [(source, plain, 5)])
+    assert [int(target.count_nonzero()) for target in targets] == [max(i % 9 - 1, 0) for i in range(150)]
+    assert plain.tolist() == [0, 1, 2, 3, 4, 0, 0, 0]

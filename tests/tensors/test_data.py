@@ -244,3 +244,13 @@ def test_memory_that_was_exchanged_is_no_tensor():
     tensor.share_memory_()
     with pytest.raises(BufferError, match="other memory"):
         _ = owner.base
+
+
+def test_a_view_is_as_unhashable_as_upstreams(tensor_data):
+    data = tensor_data(torch.arange(4))
+    with pytest.raises(ValueError, match="writable"):
+        hash(data)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(data.toreadonly())
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(data.obj)

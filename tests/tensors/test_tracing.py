@@ -1,59 +1,46 @@
-"""torch.compile traces through copy_slice, and importing fastutils does not import the tracer."""
+"""torch.compile traces through the helpers, and using them does not import the tracer."""
 
+import functools
 import importlib.util
+import json
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
+import traced
 from implementations import load
 
-from fastutils.tensors import tracing
+from fastutils import tracing
 
 
-def run(program):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+@functools.cache  # one process serves all cases, also where it fails
+def done(*command):
+    return subprocess.run([sys.executable, "-W", "ignore", *command], capture_output=True, text=True, timeout=300)
+
+
+def run(*command):
+    assert done(*command).returncode == 0, done(*command).stderr
+    return done(*command).stdout
 
 
 @pytest.mark.parametrize("order", ["tracer first", "fastutils first"])
-def test_a_full_graph_holds_the_copy(form, order):
-    load("copy_slice", form)  # skips where this form is not installed
-    module = {"compiled": "fastutils.tensors._copy", "python": "fastutils.tensors.copy"}[form]
-    imports = ["import torch._dynamo", f"from {module} import copy_slice, copy_slices"]
-    if order == "fastutils first":
-        imports.reverse()
-    out = run(
-        "\n".join(imports)
-        + """
-import torch
-graphs = []
-
-def backend(graph, inputs):
-    graphs.append([node.target for node in graph.graph.nodes if node.op == "call_method"])
-    return graph
-
-@torch.compile(fullgraph=True, backend=backend)
-def step(source, target, n):
-    view = copy_slice(source, target, n) + 1
-    copy_slices([(source, target[1:], 1)])
-    return view
-
-target = torch.zeros(4)
-assert step(torch.tensor([5.0, 6.0, 7.0]), target, 2).tolist() == [6, 7]
-assert target.tolist() == [5, 5, 0, 0]
-print(*graphs[0])
-"""
-    )
-    assert out == ["copy_", "copy_"]
+@pytest.mark.parametrize("case", traced.CASES)
+def test_a_full_graph_holds_what_the_python_form_does(form, order, case):
+    for name in ("copy_slice", "tensor_data", "compute_iteration_details", "ConstantList"):
+        load(name, form)  # skips where this form is not installed
+    _, wanted = traced.CASES[case]
+    # By -c, which has the working directory on the path, where a checkout that is not installed lies.
+    script = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    assert json.loads(run("-c", script, traced.__file__, form, order))[case] == wanted
 
 
-def test_using_the_copies_does_not_import_the_tracer():
-    assert run("import fastutils, sys; fastutils.copy_slice; print('torch._dynamo' in sys.modules)") == ["False"]
+def test_using_the_helpers_does_not_import_the_tracer():
+    names = ["ConstantList", "record_function_or_nullcontext", "compute_iteration_details"]
+    plain = f"import fastutils, sys; [getattr(fastutils, name) for name in {names}]; "
+    assert run("-c", plain + "print('torch' in sys.modules)").split() == ["False"]
+    tensors = "fastutils.copy_slice, fastutils.tensor_data; "
+    assert run("-c", plain + tensors + "print('torch._dynamo' in sys.modules)").split() == ["False"]
 
 
 def test_the_watched_module_is_loaded_as_ever(tmp_path, monkeypatch):
@@ -62,21 +49,22 @@ def test_the_watched_module_is_loaded_as_ever(tmp_path, monkeypatch):
     called = []
     before = list(sys.meta_path)
     tracing.when_imported("watched_module", lambda: called.append(sys.modules["watched_module"].value))
+    tracing.when_imported("watched_module", lambda: called.append("both"))
     assert importlib.util.find_spec("watched_module") is not None  # found, not loaded
     assert called == []
     import watched_module
 
-    assert called == [1]
+    assert called == [1, "both"]
     assert sys.meta_path == before
     assert watched_module.__loader__ is watched_module.__spec__.loader
     assert isinstance(watched_module.__loader__, importlib.machinery.SourceFileLoader)
     tracing.when_imported("watched_module", lambda: called.append(2))
-    assert called == [1, 2]
+    assert called == [1, "both", 2]
     del sys.modules["watched_module"]
 
 
 def test_a_tracer_that_refuses_is_reported_and_harmless(monkeypatch, caplog):
-    def refuse(function):
+    def refuse(function, **options):
         raise TypeError("not today")
 
     monkeypatch.setattr(torch.compiler, "substitute_in_graph", refuse)
