@@ -101,10 +101,12 @@ static PyType_Slot enter_slots[] = {
     {Py_tp_descr_get, enter_get}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, method_members}, {0, NULL}};
 static PyType_Slot entering_slots[] = {
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_dealloc, entering_dealloc}, {Py_tp_members, method_members}, {0, NULL}};
-static PyType_Spec enter_spec = {"fastutils._scopes.ScopeEnter", sizeof(ScopeMethod), 0,
-                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL, enter_slots};
-static PyType_Spec entering_spec = {"fastutils._scopes.ScopeEntering", sizeof(ScopeMethod), 0,
-                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+/* Immutable: with a __new__ put into them, object.__new__ would make objects that have nothing of what these rely on
+ * (test_nobody_can_make_one_otherwise). */
+#define METHOD_FLAGS \
+  (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE)
+static PyType_Spec enter_spec = {"fastutils._scopes.ScopeEnter", sizeof(ScopeMethod), 0, METHOD_FLAGS, enter_slots};
+static PyType_Spec entering_spec = {"fastutils._scopes.ScopeEntering", sizeof(ScopeMethod), 0, METHOD_FLAGS,
                                     entering_slots};
 
 static PyObject* make_enter(void) {
@@ -233,6 +235,7 @@ static int make_types(void) {
     return -1;
   }
   null_scope_type = (PyTypeObject*)type;
+  null_scope_type->tp_flags |= Py_TPFLAGS_IMMUTABLETYPE; /* last: nothing can be added any more */
   return 0;
 }
 

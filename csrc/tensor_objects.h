@@ -8,7 +8,11 @@
 #include "arguments.h"
 
 /* A reference that C++ made becomes Cython's. */
-static inline PyObject* fu_stolen(void* object) { return (PyObject*)object; }
+/* NULL is an error, which torch need not have set as Python's if memory ran out. */
+static inline PyObject* fu_stolen(void* object) {
+  if (object == NULL && !PyErr_Occurred()) PyErr_NoMemory();
+  return (PyObject*)object;
+}
 
 /* An exact int that fits, and is not negative. */
 static inline int fu_row_count(PyObject* n, long long* rows) {

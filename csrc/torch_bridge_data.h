@@ -49,6 +49,8 @@ inline int tensor_bytes(void* object, fu_bytes* out) {
   if (!tensor.defined() || !present_thread().plain) return FU_FALLBACK;
   TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (!within(impl->key_set(), kPlainTensor) || !impl->device().is_cpu() || !has_plain_type(impl)) return FU_FALLBACK;
+  // Torch reads some of these without complaint, others not (test_tensors_that_are_half_inference_tensors).
+  if (impl->is_inference() == impl->version_counter().enabled()) return FU_FALLBACK;
   // Bytes have no gradient, so requires_grad does not matter; a dual tensor has more than its bytes.
   if (!impl->unsafe_storage() || has_forward_gradient(impl)) return FU_FALLBACK;
   const size_t size = static_cast<size_t>(impl->numel()) * impl->itemsize();
@@ -68,7 +70,6 @@ inline int tensor_bytes(void* object, fu_bytes* out) {
   return FU_DONE;
 }
 
-// THPVariable_Wrap comes last: it may run any code, and `storage` is its own by then.
 inline int wrap_bytes(const fu_bytes* bytes, void** out) {
   auto* impl = static_cast<c10::StorageImpl*>(bytes->storage);
   c10::Storage storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl));
@@ -81,8 +82,7 @@ inline int wrap_bytes(const fu_bytes* bytes, void** out) {
                                                   caffe2::TypeMeta::Make<uint8_t>());
   made.unsafeGetTensorImpl()->set_storage_offset(offset);
   made.unsafeGetTensorImpl()->set_sizes_contiguous(c10::IntArrayRef(&size, 1));
-  *out = THPVariable_Wrap(std::move(made));
-  return *out ? FU_DONE : FU_ERROR;
+  return wrap(std::move(made), out);
 }
 
 inline void release_storage(void* storage) {

@@ -88,7 +88,7 @@ def recognised(cls: type) -> tuple[FunctionType, CodeType] | None:
     phase, mapping = in_class(cls, "is_context_phase"), in_class(cls, MAP)
     if type(phase) is not FunctionType or type(mapping) is not cached_property:
         return None  # before anything of theirs is hashed
-    if not leaves_alone(cls, "req_ids", "num_output_tokens"):
+    if not leaves_alone(cls, "req_ids", "num_output_tokens") or type(in_class(cls, "__dict__")) is property:
         return None
     return (phase, phase.__code__) if _is_recognised(phase, phase.__code__, mapping) else None
 

@@ -136,8 +136,9 @@ def _complete(compiled: Any) -> type:
         super(compiled, cls).__init_subclass__(**options)
         # As ABCMeta would, which upstream's subclasses have for their metaclass.
         inherited = {name for base in cls.__bases__ for name in getattr(base, "__abstractmethods__", ())}
+        values = [*vars(cls).items(), *((name, getattr(cls, name, None)) for name in inherited)]
         cls.__abstractmethods__ = frozenset(
-            name for name in inherited.union(vars(cls)) if getattr(getattr(cls, name), "__isabstractmethod__", False)
+            name for name, value in values if getattr(value, "__isabstractmethod__", False)
         )
 
     for name in (

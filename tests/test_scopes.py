@@ -364,3 +364,19 @@ def test_a_choice_forgotten_while_it_is_made_still_serves(scope, monkeypatch):
     monkeypatch.setattr(scopes, "_chosen", lambda: (chosen(), scopes._reset())[0])
     with scope("kept too") as yielded:
         assert yielded == "kept too"
+
+
+def test_nobody_can_make_one_otherwise():
+    scope = implementations.load("record_function_or_nullcontext", "compiled")
+    scopes._reset()
+    made = scope("outer")
+    for type_of in (type(made), type(made.__enter__), type(vars(type(made))["__enter__"])):
+        with pytest.raises(TypeError, match="immutable type"):
+            type_of.__new__ = lambda cls: None
+        with pytest.raises(TypeError):
+            object.__new__(type_of)
+        with pytest.raises(TypeError):
+            type_of()
+    with pytest.raises(TypeError, match="__class__ assignment"):
+        made.__class__ = type(made.__enter__)
+    scopes._reset()

@@ -673,6 +673,19 @@ def test_the_abstract_methods_of_a_subclass_must_be_there(ConstantList):
     assert Concrete([5]).first() == 5
 
 
+def test_making_a_subclass_runs_no_descriptor(ConstantList):
+    class Descriptor:
+        def __get__(self, instance, owner=None):
+            raise LookupError("asked")
+
+    class View(ConstantList):
+        descriptor = Descriptor()
+        dynamic = types.DynamicClassAttribute(lambda self: 5)
+
+    assert View([1]).dynamic == 5
+    assert type(ConstantList)("View", (ConstantList,), {1: 2})([3])[0] == 3
+
+
 def test_it_is_as_generic_as_upstreams(ConstantList):
     assert issubclass(ConstantList, typing.Generic)
     assert len(ConstantList.__parameters__) == 1

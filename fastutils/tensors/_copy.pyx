@@ -6,7 +6,7 @@ these must do. What is not a plain copy between plain tensors goes to PyTorch's 
 from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int64_t
 
-from fastutils.tensors.bridge cimport FU_ALL_ROWS, FU_DONE, FU_ROUND, fu_bridge
+from fastutils.tensors.bridge cimport FU_ALL_ROWS, FU_DONE, FU_FALLBACK, FU_ROUND, fu_bridge
 
 from numbers import Integral
 
@@ -67,7 +67,7 @@ def copy_slice(from_tensor, to_tensor, length):
         is_tensor(from_tensor)
         and is_tensor(to_tensor)
         and row_count(<PyObject*>length, &rows)
-        and bridge.copy_rows(<void*>from_tensor, <void*>to_tensor, rows, &view) == FU_DONE
+        and bridge.copy_rows(<void*>from_tensor, <void*>to_tensor, rows, &view) != FU_FALLBACK
     ):
         return stolen(view)
     return torch_copy(from_tensor, to_tensor, length)
@@ -102,7 +102,7 @@ cdef inline object copy_between(object buffer, str from_name, str to_name, objec
         if is_tensor(source) and n is None:
             if bridge.copy_whole(<void*>source, <void*>target) == FU_DONE:
                 return target
-        elif is_tensor(source) and bridge.copy_rows(<void*>source, <void*>target, rows, &view) == FU_DONE:
+        elif is_tensor(source) and bridge.copy_rows(<void*>source, <void*>target, rows, &view) != FU_FALLBACK:
             return stolen(view)
     if n is not None:
         target = target[slice(None, n)]

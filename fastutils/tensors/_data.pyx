@@ -7,7 +7,7 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.memoryview cimport PyMemoryView_FromObject
 from cpython.object cimport PyObject, PyTypeObject
 
-from fastutils.tensors.bridge cimport FU_DONE, fu_bridge, fu_bytes
+from fastutils.tensors.bridge cimport FU_DONE, FU_FALLBACK, fu_bridge, fu_bytes
 
 import torch
 
@@ -18,6 +18,7 @@ from fastutils.tensors import runtime as _runtime
 
 cdef extern from "Python.h":
     PyTypeObject* Py_TYPE(PyObject* thing) noexcept
+    void Py_DECREF(void* thing)
 
 
 cdef extern from "objects.h":
@@ -57,6 +58,7 @@ cdef class TensorBytes:
 
     def __getbuffer__(self, Py_buffer* view, int flags):
         self.must_hold()
+        Py_DECREF(<void*>view.obj)  # Cython's None, which is overwritten (test_exports_leak_nothing)
         PyBuffer_FillInfo(view, self, self.bytes.data, <Py_ssize_t>self.bytes.size, 0, flags)
 
     @property
@@ -64,7 +66,7 @@ cdef class TensorBytes:
         """A `torch.Tensor` of unsigned bytes over the same memory, made afresh on every access."""
         cdef void* tensor = NULL
         self.must_hold()
-        if bridge.wrap_bytes(&self.bytes, &tensor) != FU_DONE:
+        if bridge.wrap_bytes(&self.bytes, &tensor) == FU_FALLBACK:
             raise BufferError("the tensor's storage has other memory by now: call tensor_data() again")
         return stolen(tensor)
 

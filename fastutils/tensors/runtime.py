@@ -167,7 +167,10 @@ def _load_once() -> Bridge | str:
             errors.append(error)
 
     thread = threading.Thread(target=look, name="fastutils-bridge")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:  # a limit of processes
+        return f"no thread can be started to look for the bridge in: {error}"
     thread.join()
     if errors:
         raise errors[0]

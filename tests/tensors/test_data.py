@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import inspect
+import sys
 
 import numpy as np
 import pytest
@@ -254,3 +255,14 @@ def test_a_view_is_as_unhashable_as_upstreams(tensor_data):
         hash(data.toreadonly())
     with pytest.raises(TypeError, match="unhashable"):
         hash(data.obj)
+
+
+def test_exports_leak_nothing(tensor_data):
+    tensor = torch.zeros(4)
+    owner = tensor_data(tensor).obj
+    if sys.getrefcount(None) >= 1 << 30:
+        pytest.skip("None counts no references here")
+    before = sys.getrefcount(None)
+    for _ in range(1000):
+        memoryview(owner).release()
+    assert abs(sys.getrefcount(None) - before) < 100

@@ -9,17 +9,17 @@ MODES = {"inference": lambda: torch.inference_mode(True), "ordinary": lambda: to
 FIVES = torch.full((8,), 5.0)
 
 
-def exchanged(first, second):
+def exchanged(first, second, shape=(8,)):
     with MODES[first]():
-        tensor = torch.zeros(8)
+        tensor = torch.zeros(shape)
     with MODES[second]():
-        tensor.data = torch.zeros(8)
+        tensor.data = torch.zeros(shape)
     return tensor
 
 
-def detached(first, second):
+def detached(first, second, shape=(8,)):
     with MODES[first]():
-        tensor = torch.zeros(8)
+        tensor = torch.zeros(shape)
     with MODES[second]():
         return tensor.detach()
 
@@ -29,6 +29,22 @@ def buffer_of(form, target):
     buffer.cpu.fill_(5)
     buffer.gpu = target
     return buffer
+
+
+@pytest.mark.parametrize("make", [exchanged, detached])
+@pytest.mark.parametrize("first", MODES)
+@pytest.mark.parametrize("second", MODES)
+@pytest.mark.parametrize("shape", [(8,), (2, 4), ()])
+def test_their_bytes(make, first, second, shape):
+    tensor = make(first, second, shape)
+
+    def bytes_in(form):
+        try:
+            return bytes(load("tensor_data", form)(tensor))
+        except RuntimeError as error:
+            return str(error)
+
+    assert bytes_in("compiled") == bytes_in("python")
 
 
 # What each helper does, and what torch's own operators do.

@@ -213,6 +213,15 @@ def test_whatever_mode_is_on_when_it_is_first_needed(bridge, looked_for_again, m
             assert table() == bridge.table
 
 
+def test_without_a_thread_to_look_in_there_is_none(looked_for_again, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(runtime.threading.Thread, "start", refuse)
+    with pytest.raises(runtime.BridgeUnavailable, match=r"no thread can be started .*: can't start new thread"):
+        runtime.load()
+
+
 def test_an_error_in_the_looking_is_the_callers(looked_for_again, monkeypatch):
     def broken():
         raise ZeroDivisionError("in the thread")
