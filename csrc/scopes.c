@@ -39,7 +39,7 @@ static int free_count;
 
 /* ---- the scope that does nothing ------------------------------------------------------------------------------ */
 
-/* Needs nothing of the scope: one object for all of them, a plain function, which does not bind. */
+/* Needs nothing of the scope: one object for all, a plain function, which does not bind. */
 static PyObject* null_scope_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   (void)self, (void)args, (void)count;
   Py_RETURN_NONE;
@@ -101,13 +101,13 @@ static PyType_Slot enter_slots[] = {
     {Py_tp_descr_get, enter_get}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, method_members}, {0, NULL}};
 static PyType_Slot entering_slots[] = {
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_dealloc, entering_dealloc}, {Py_tp_members, method_members}, {0, NULL}};
-/* Immutable: with a __new__ put into them, object.__new__ would make objects that have nothing of what these rely on
+/* Sealed: with a __new__ put into them, object.__new__ would make objects that have nothing of what these rely on
  * (test_nobody_can_make_one_otherwise). */
-#define METHOD_FLAGS \
-  (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE)
-static PyType_Spec enter_spec = {"fastutils._scopes.ScopeEnter", sizeof(ScopeMethod), 0, METHOD_FLAGS, enter_slots};
-static PyType_Spec entering_spec = {"fastutils._scopes.ScopeEntering", sizeof(ScopeMethod), 0, METHOD_FLAGS,
-                                    entering_slots};
+#define SEALED Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_IMMUTABLETYPE
+static PyType_Spec enter_spec = {"fastutils._scopes.ScopeEnter", sizeof(ScopeMethod), 0,
+                                 SEALED | Py_TPFLAGS_HAVE_VECTORCALL, enter_slots};
+static PyType_Spec entering_spec = {"fastutils._scopes.ScopeEntering", sizeof(ScopeMethod), 0,
+                                    SEALED | Py_TPFLAGS_HAVE_VECTORCALL, entering_slots};
 
 static PyObject* make_enter(void) {
   PyObject* type = PyType_FromSpec(&enter_spec);
@@ -115,13 +115,6 @@ static PyObject* make_enter(void) {
   if (method != NULL) method->call = enter_call;
   Py_XDECREF(type);
   return (PyObject*)method;
-}
-
-/* Without it, object.__new__ would make scopes without a name, and they would end among the freed ones. */
-static PyObject* null_scope_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  (void)type, (void)args, (void)keywords;
-  PyErr_SetString(PyExc_TypeError, "a scope is made by record_function_or_nullcontext(name)");
-  return NULL;
 }
 
 static void null_scope_dealloc(PyObject* self) {
@@ -142,13 +135,12 @@ static PyMemberDef null_scope_members[] = {
     {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot null_scope_slots[] = {{Py_tp_doc, "A scope that does nothing; ``with`` yields its name."},
-                                         {Py_tp_new, null_scope_new},
                                          {Py_tp_dealloc, null_scope_dealloc},
                                          {Py_tp_members, null_scope_members},
                                          {0, NULL}};
 
-static PyType_Spec null_scope_spec = {"fastutils._scopes.NullScope", sizeof(NullScope), 0, Py_TPFLAGS_DEFAULT,
-                                      null_scope_slots};
+static PyType_Spec null_scope_spec = {"fastutils._scopes.NullScope", sizeof(NullScope), 0,
+                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, null_scope_slots};
 
 /* Nothing can run here: scopes are no objects that the collector counts. */
 static PyObject* new_null_scope(PyObject* name) {

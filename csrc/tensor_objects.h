@@ -7,8 +7,7 @@
 
 #include "arguments.h"
 
-/* A reference that C++ made becomes Cython's. */
-/* NULL is an error, which torch need not have set as Python's if memory ran out. */
+/* A reference that C++ made becomes Cython's. NULL is an error, which Python does not know yet if memory ran out. */
 static inline PyObject* fu_stolen(void* object) {
   if (object == NULL && !PyErr_Occurred()) PyErr_NoMemory();
   return (PyObject*)object;

@@ -15,15 +15,13 @@ extern PyObject* THPVariable_Wrap(at::TensorBase&& tensor);  // exported by libt
 
 namespace fastutils {
 
-// Makes the Python object, which may run any code: the last thing that is done, so that nothing is read after it, and
-// what was done before is not done again. When it throws, Python's exception is set (test_memory_that_runs_out).
+// May run any code, so it is the last that is done. What it throws is Python's error (test_memory_that_runs_out).
 inline int wrap(at::Tensor&& tensor, void** out) {
   try {
-    *out = THPVariable_Wrap(std::move(tensor));
+    return (*out = THPVariable_Wrap(std::move(tensor))) ? FU_DONE : FU_ERROR;
   } catch (...) {
-    *out = nullptr;
+    return FU_ERROR;
   }
-  return *out ? FU_DONE : FU_ERROR;
 }
 
 // Above this size torch's own copy, which runs on several threads without the GIL, is as fast or faster.

@@ -49,8 +49,8 @@ inline int tensor_bytes(void* object, fu_bytes* out) {
   if (!tensor.defined() || !present_thread().plain) return FU_FALLBACK;
   TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (!within(impl->key_set(), kPlainTensor) || !impl->device().is_cpu() || !has_plain_type(impl)) return FU_FALLBACK;
-  // Torch reads some of these without complaint, others not (test_tensors_that_are_half_inference_tensors).
-  if (impl->is_inference() == impl->version_counter().enabled()) return FU_FALLBACK;
+  if (impl->is_inference() == impl->version_counter().enabled())
+    return FU_FALLBACK;  // torch may refuse (test_their_bytes)
   // Bytes have no gradient, so requires_grad does not matter; a dual tensor has more than its bytes.
   if (!impl->unsafe_storage() || has_forward_gradient(impl)) return FU_FALLBACK;
   const size_t size = static_cast<size_t>(impl->numel()) * impl->itemsize();

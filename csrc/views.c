@@ -355,7 +355,6 @@ static PyType_Slot view_slots[] = {{Py_tp_doc, (void*)"ConstantList(x)\n--\n\n"}
 static PyType_Spec view_spec = {"fastutils.ConstantList", sizeof(View), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, view_slots};
 
-/* Gives the methods the docstrings of the Python form's. */
 static int share_docs(PyObject* type, PyObject* twin) {
   int failed = 0;
   for (PyMethodDef* each = view_methods; !failed && each->ml_name; each++) {

@@ -140,9 +140,6 @@ cdef object _Buffer = CpuGpuBuffer
 cdef object _own_copy = CpuGpuBuffer.copy_to_gpu
 
 
-# ---- many copies in one call --------------------------------------------------------------------------------------
-
-
 # A round of plain copies, planned ahead. It holds what it names: the bridge may release the GIL, and any code then run.
 cdef struct Round:
     Py_ssize_t filled
@@ -152,12 +149,11 @@ cdef struct Round:
 
 
 # Puts entry i of `entries` into the round. False if only its Python form can say what it means. What is in a tuple of
-# ours stays there; what lies in a buffer's dictionary is held before anything can run.
+# ours stays there; what lies in a buffer's dictionary is held before anything can run. `planned` takes references.
 ctypedef bint (*reader)(tuple entries, tuple counts, Py_ssize_t i, Round* plan) noexcept
 
 
 cdef inline bint planned(Round* plan, PyObject* source, PyObject* target, int64_t rows) noexcept:
-    # Takes over both references.
     if Py_TYPE(source) != Tensor or Py_TYPE(target) != Tensor:
         Py_DECREF(source)
         Py_DECREF(target)
@@ -238,7 +234,6 @@ def copy_slices(pairs, *, views=False):
     if views:
         return [copy_slice(source, target, n) for source, target, n in triples]
     run(triples, triples, read_triple, copy_one_triple)
-    return None
 
 
 def copy_to_gpu_many(buffers, ns=None, *, views=False):
@@ -257,7 +252,6 @@ def copy_to_gpu_many(buffers, ns=None, *, views=False):
         return [one.copy_to_gpu(count) for one, count in zip(several, counts)]
     usual_version = class_version(_Buffer) if is_plain(_Buffer) and _Buffer.copy_to_gpu is _own_copy else 0
     run(several, counts, read_buffer, copy_one_buffer)
-    return None
 
 
 cdef tuple _pairs = (
