@@ -12,8 +12,9 @@ if TYPE_CHECKING:  # type checkers read the Python forms, so no stub can drift f
     from fastutils.iteration import IterationDetails, compute_iteration_details
     from fastutils.processes.addresses import get_engine_client_zmq_addr
     from fastutils.processes.api_servers import APIServerProcessManager, run_api_server_worker_proc
+    from fastutils.processes.ending import shutdown
     from fastutils.processes.rust_frontend import RustFrontendProcessManager
-    from fastutils.processes.supervision import shutdown, wait_for_completion_or_failure
+    from fastutils.processes.watching import wait_for_completion_or_failure
     from fastutils.scopes import record_function_or_nullcontext
     from fastutils.tensors.buffer import CpuGpuBuffer
     from fastutils.tensors.copy import copy_slice, copy_slices, copy_to_gpu_many

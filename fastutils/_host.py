@@ -174,28 +174,3 @@ def _prefix_lines(stream: TextIO, prefix: str) -> None:
 
     stream._original_write = write  # type: ignore[attr-defined]
     stream.write = write_with_prefix  # type: ignore[method-assign]
-
-
-def is_running(pid: int) -> bool:
-    """Whether the process `pid` exists and is no zombie."""
-    import psutil
-
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-def is_descendant(pid: int) -> bool:
-    """Whether `pid` is a running child of this process, or a child's child and so on; zombies are not running.
-
-    Tells a process that we started from a stranger that was given its number after the end of ours.
-    """
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        own = os.getpid()
-        return process.status() != psutil.STATUS_ZOMBIE and any(parent.pid == own for parent in process.parents())
-    except psutil.NoSuchProcess:
-        return False

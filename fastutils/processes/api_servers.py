@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import importlib.util
 import multiprocessing
-import operator
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, overload
 
 from fastutils import _host
-from fastutils.processes import termination
 from fastutils.processes.addresses import check_bindable
-from fastutils.processes.death_pipe import Lifeline
-from fastutils.processes.families import Leader
-from fastutils.processes.forms import also_called
-from fastutils.processes.guarding import Guard
-from fastutils.processes.interrupts import Interruptions
+from fastutils.processes.arguments import also_called, checked_number, checked_timeout
+from fastutils.processes.ending import DEFAULT_GRACE_S, Ending, Resources, end_all
 from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.readiness import ReportPipe, gather_bound_addresses
-from fastutils.processes.spawning import ServerProcess, WatchedTarget
-from fastutils.processes.timeouts import checked_timeout
+from fastutils.processes.spawning import ServerProcess
 
 # Where vLLM keeps ``run_server_worker``: since 0.29, and before.
 _WORKER_HOMES = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
@@ -49,8 +44,8 @@ class APIServerProcessManager:
 
     The constructor blocks until all are launched, not until they serve: see `gather_actual_addresses`. Children end
     when this process ends, even by SIGKILL, when `shutdown` is called, and when the manager is collected, with all
-    that they have started. Each leads a process group of its own, so Ctrl-C in a terminal reaches this process alone,
-    which is to shut them down. A small guard process runs beside them.
+    that they have started. They are in one process group of their own, which a small guard process holds, so Ctrl-C in
+    a terminal reaches this process alone, which is to shut them down.
 
     Raises ValueError if `num_servers` is not positive, the address lists do not have that length, or an address is of
     a form that no server could bind; RuntimeError, caused by the original error, if a process cannot be started: those
@@ -106,8 +101,9 @@ class APIServerProcessManager:
         self.args = args
         self.processes: list[BaseProcess] = []
         self._reports: dict[int, tuple[str, str]] = {}
-        self._resources = _Resources(listeners)
-        self._clean_up = termination.CleanUp(self, _end, self.processes, self._resources)
+        self._pipes: list[ReportPipe] = []
+        self._resources = Resources(listeners)
+        self._ending = Ending(self, functools.partial(_end, self.processes, self._resources))
         optional = {"stats_update_address": stats_update_address, "tensor_queue": tensor_queue}
         try:
             count = _checked_count(num_servers, input_addresses, output_addresses)
@@ -123,8 +119,10 @@ class APIServerProcessManager:
             shared = {name: value for name, value in optional.items() if value is not None}
             shared |= _shared_arrays(count, args, bool(listeners))
             self._start_all(count, target, input_addresses, output_addresses, shared)
-        except BaseException:
-            self._clean_up(None)
+        except BaseException as error:
+            instead = self._ending.of_a_failed_start(error)
+            if instead is not None:
+                raise instead from error
             raise
         _host.logger(__name__).info("Started %d API server processes", count)
 
@@ -134,8 +132,7 @@ class APIServerProcessManager:
         for index in range(count):
             config = {"client_count": count, "client_index": index, **shared}
             try:
-                with Interruptions():  # a process that is started must be known, whatever a signal's handler raises
-                    self._start(index, target, inputs[index], outputs[index], config)
+                self._start(index, target, inputs[index], outputs[index], config)
             except Exception as error:
                 raise RuntimeError(
                     f"cannot start API server process ApiServer_{index} ({index + 1} of {count}): {error!r}; "
@@ -145,7 +142,7 @@ class APIServerProcessManager:
     def _start(
         self, index: int, target: Callable[..., Any], input_at: Any, output_at: Any, config: dict[str, Any]
     ) -> None:
-        guard = self._resources.open()
+        guard = self._resources.open_guard()
         with contextlib.ExitStack() as after_start:
             if is_listener(input_at):
                 config |= {"input_address": input_at.address, "output_address": output_at.address}
@@ -155,16 +152,14 @@ class APIServerProcessManager:
                 receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
                 # The child alone may hold the writing end: its death must show as the end of the pipe.
                 after_start.enter_context(contextlib.closing(sender))
-                self._resources.pipes.append(ReportPipe(receiver))
+                pipe = ReportPipe(receiver)
+                self._resources.closing.callback(pipe.close)
+                self._pipes.append(pipe)
                 config |= {"input_address": input_at, "output_address": output_at, "actual_address_pipe": sender}
-            lifeline = self._resources.lifeline
-            call = WatchedTarget(lifeline, target, self.listen_address, self.sock, self.args, config)
-            process = ServerProcess(target=call, name=f"ApiServer_{index}")
+            call = self.listen_address, self.sock, self.args, config
+            process = ServerProcess(guard, f"ApiServer_{index}", target, call)
+            self.processes.append(process)  # before it starts: it must be known, whatever a signal's handler raises
             process.start()
-        self.processes.append(process)
-        if process.leader is not None:
-            self._resources.leaders.append(process.leader)
-            guard.look_after(process.leader)
         for listener in (input_at, output_at):
             if is_listener(listener):
                 listener.close()
@@ -184,9 +179,9 @@ class APIServerProcessManager:
         given = _host.env("VLLM_ENGINE_READY_TIMEOUT_S") if timeout is None else timeout
         seconds = checked_timeout(given, "VLLM_ENGINE_READY_TIMEOUT_S" if timeout is None else "timeout")
         if len(self._reports) < len(self.processes):
-            if not self._clean_up.finalizer.alive:
+            if self._ending.is_over:
                 raise RuntimeError("the API servers were shut down before all had reported their bound ZMQ addresses")
-            gather_bound_addresses(self.processes, self._resources.pipes, self._reports, seconds)
+            gather_bound_addresses(self.processes, self._pipes, self._reports, seconds)
         reports = [self._reports[index] for index in range(len(self.processes))]
         return [inputs for inputs, _ in reports], [outputs for _, outputs in reports]
 
@@ -194,43 +189,11 @@ class APIServerProcessManager:
         """End the processes as `fastutils.shutdown` does, with `timeout` seconds of grace (default 5). Works once."""
         if timeout is not None:
             checked_timeout(timeout)
-        self._clean_up(timeout)
-
-
-class _Resources:
-    """What a manager holds besides its processes; closed when these have ended."""
-
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        self.listeners = listeners
-        self.pipes: list[ReportPipe] = []
-        self.leaders: list[Leader] = []
-        self.lifeline: Lifeline
-        self.guard: Guard | None = None
-
-    def open(self) -> Guard:
-        if self.guard is None:
-            self.lifeline = Lifeline()
-            self.guard = Guard()
-        return self.guard
-
-    def close(self) -> None:
-        with contextlib.ExitStack() as closing:  # each is closed, whichever fails
-            for listener in self.listeners:
-                closing.callback(listener.cleanup)
-            for pipe in self.pipes:
-                closing.callback(pipe.close)
-            if hasattr(self, "lifeline"):
-                closing.callback(self.lifeline.close)
-            if self.guard is not None:
-                closing.callback(self.guard.close)
+        self._ending(timeout)
 
 
 def _checked_count(num_servers: int, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-    if isinstance(num_servers, bool):
-        raise TypeError(f"num_servers must be an integer, not {num_servers!r}")
-    count = operator.index(num_servers)
-    if count < 1:
-        raise ValueError(f"num_servers={count}: at least one API server is needed")
+    count = checked_number("num_servers", num_servers, 1)
     if not len(inputs) == len(outputs) == count:
         kind = "listeners" if any(map(is_listener, (*inputs, *outputs))) else "addresses"
         raise ValueError(
@@ -264,12 +227,10 @@ def _shared_arrays(count: int, args: Any, with_loads: bool) -> dict[str, Any]:
     return arrays
 
 
-def _end(timeout: float | None, processes: Sequence[BaseProcess], resources: _Resources) -> None:
-    grace_s = termination.DEFAULT_GRACE_S if timeout is None else timeout
-    try:
-        termination.end_all(processes, grace_s, "API server manager", resources.leaders)
-    finally:
-        resources.close()
+def _end(processes: Sequence[BaseProcess], resources: Resources, timeout: float | None) -> None:
+    grace_s = DEFAULT_GRACE_S if timeout is None else timeout
+    end_all(processes, grace_s, "API server manager", resources.guard)
+    resources.close()
 
 
 def run_api_server_worker_proc(

@@ -1,65 +1,178 @@
-"""The guard: a small process that outlives its parent just long enough to end what the parent had started.
+"""The parent's side of the guard, in whose process group a manager's servers run, and which ends them after its death.
 
-Run as a script, by path, in an interpreter without site-packages: ``guard.py PIPE PARENT``. PIPE is a descriptor from
-which lines ``PID SESSION STARTED`` are read, one for each process to look after; it ends when the parent does, SIGKILL
-included. The guard leads a process group; whatever joined it is looked after too, told or not. A child cannot do this
-by itself: its own watch is a thread, which does not run while C code holds the interpreter's lock, while the process is
-stopped, or once it has ended and left children behind.
+The group is what tells a manager's processes from strangers: its number is given to nobody else while the guard, even
+a dead one, has not been collected, which happens when everything else is over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import select
 import signal
 import sys
-import time
+import threading
+import weakref
+from collections.abc import Iterator
+from multiprocessing import spawn
 
-#: How long what is left may take to end by itself.
-GRACE_S = 1.0
+# By name: a test that puts something else in the place of `subprocess.Popen` means the frontend, not the guard.
+from subprocess import DEVNULL, Popen
 
+from fastutils import _host
+from fastutils.processes.child import Child, is_ready
 
-def main(pipe: int, parent_pid: int) -> None:
-    import families  # type: ignore[import-not-found]  # it lies beside this script
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "orphans.py")
+# Nothing of the environment or of site-packages may delay it or go wrong in it; only on Linux can it do without psutil.
+_FLAGS = ("-I", "-S") if sys.platform.startswith("linux") else ("-I",)
+#: How long a guard may take to say that it is there.
+_READY_S = 60.0
 
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(signum, signal.SIG_IGN)  # meant for what it guards; it ends when its work is done
-    own = families.leader(os.getpid())
-    family = families.Family([] if own is None else [own], guests=[os.getpid()])
-    for line in _told_until_the_end(pipe, parent_pid):
-        pid, session, started = line.split()
-        family.add(families.Leader(int(pid), int(session), float(started)))
-    family.living()  # remembered, in case they leave their group
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGTERM)  # what was told of watches the parent itself
-    end = time.monotonic() + GRACE_S
-    while (living := family.living()) and time.monotonic() < end:
-        families.wait_until_gone(living, end - time.monotonic())
-    families.kill(family.living)
+_guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
-def _told_until_the_end(pipe: int, parent_pid: int) -> list[bytes]:
-    os.set_blocking(pipe, False)
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    if hasattr(os, "pidfd_open") and os.getppid() == parent_pid:
-        # The pipe alone would not do: a process forked from the parent by C code holds a copy of its other end.
-        with contextlib.suppress(OSError):
-            poll.register(os.pidfd_open(parent_pid), select.POLLIN)
-    told = b""
-    ended = False
-    while not ended:
-        ended = os.getppid() != parent_pid
-        if not ended:
-            poll.poll()
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(pipe, 65536):
-                told += chunk
-            ended = True
-    return told.split(b"\n")[:-1]
+def above_standard(descriptor: int) -> int:
+    """`descriptor`, or a duplicate in its place that is above 2: what is handed to a child as 0, 1 or 2 is overwritten.
+
+    Such numbers are free where a daemon has closed its standard streams.
+    """
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
 
 
-if __name__ == "__main__":
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
-    main(int(sys.argv[1]), int(sys.argv[2]))
+def pipe() -> tuple[int, int]:
+    """(reading end, writing end), neither of which is a standard stream's number."""
+    reader, writer = os.pipe()
+    try:
+        reader = above_standard(reader)
+        return reader, above_standard(writer)
+    except BaseException:
+        os.close(reader)
+        raise
+
+
+@contextlib.contextmanager
+def may_write_to_the_terminal() -> Iterator[None]:
+    """What is started meanwhile is not stopped when it writes to the terminal from the background (``stty tostop``)."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class Guard:
+    """A running guard (see `fastutils.processes.orphans`), one for each manager. If it ends early, another takes over.
+
+    ``lifeline`` is the descriptor by which children see the end of this process, `group` the number of the process
+    group that they are to join. Raises OSError if the interpreter cannot be started, RuntimeError if it ends at once.
+    A frozen program cannot be run as another one: it has no guard, and what it starts has only its own watch.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._children: list[Child] = []
+        self._number = 0
+        self.lifeline, self._writer = pipe()
+        _guards.add(self)
+        try:
+            if getattr(sys, "frozen", False):
+                _host.logger(__name__).debug(
+                    "a frozen program is not started again as a guard: servers watch their parent themselves"
+                )
+                return
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        if hasattr(os, "waitid"):
+            threading.Thread(target=self._replace, name="fastutils-guard-watch", daemon=True).start()
+
+    def _start(self) -> None:
+        ready, writer = pipe()
+        try:
+            command = [spawn.get_executable(), *_FLAGS, PROGRAM, f"fastutils: guard of {self._owner}"]
+            numbers = self.lifeline, self._owner, self._number, writer
+            popen = Popen(
+                [*command, *map(str, numbers)], stdin=DEVNULL, stdout=DEVNULL, pass_fds=(self.lifeline, writer)
+            )
+            popen.returncode = 0  # it is the Child that collects it
+            self._children.append(Child(popen.pid))
+            os.close(writer)
+            writer = -1
+            if not is_ready(ready, _READY_S) or not os.read(ready, 1):
+                raise RuntimeError(
+                    f"the guard of the server processes, {spawn.get_executable()} (PID: {popen.pid}), did not start"
+                )
+            self._number = self._number or popen.pid
+        finally:
+            os.close(ready)
+            if writer >= 0:
+                os.close(writer)
+
+    def _replace(self) -> None:
+        self._children[0].wait_without_collecting()
+        with self._lock:
+            if self._closed:
+                return
+            gone = self._children[0].pid
+            try:
+                if self.group is None:  # somebody collected it, and its number may be a stranger's
+                    self._number = 0
+                self._start()
+            except (OSError, RuntimeError) as error:
+                _host.logger(__name__).warning(
+                    "the guard of the server processes (PID: %d) has ended, and no other: %s", gone, error
+                )
+            else:
+                now = self._children[-1].pid
+                _host.logger(__name__).warning(
+                    "the guard of the server processes (PID: %d) has ended; now it is PID %d", gone, now
+                )
+
+    @property
+    def pids(self) -> list[int]:
+        """The numbers of the guard itself, and of the one before it."""
+        return [child.pid for child in self._children]
+
+    @property
+    def group(self) -> int | None:
+        """The number of the group, None while there is no guard that holds it: it could be a stranger's then."""
+        return self._number if self._number and any(child.is_held() for child in self._children) else None
+
+    def close(self) -> None:
+        """End the guard itself; what it looked after must have ended. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for child in self._children:
+            child.send(signal.SIGKILL)
+            child.wait()
+            child.close()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        os.close(self._writer)
+        os.close(self.lifeline)
+
+    def leave_to_the_parent(self) -> None:
+        """In a fork of the process that owns it."""
+        if not self._closed:
+            self._closed = True
+            self._close_pipe()
+
+
+def _close_copies() -> None:
+    # A forked sibling would otherwise keep the writing ends open after the parent's death.
+    for guard in list(_guards):
+        guard.leave_to_the_parent()
+
+
+os.register_at_fork(after_in_child=_close_copies)

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fastutils.processes.exits import EndWatch, ProcessLike, explain_exit
-from fastutils.processes.timeouts import Deadline
+from fastutils.processes.arguments import Deadline
+from fastutils.processes.watching import EndWatch, ProcessLike, explain_exit
 
 _LENGTH = struct.Struct("!i")
 _LONGEST_REPORT = 1 << 20

@@ -5,25 +5,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fcntl
+import functools
 import importlib
 import json
-import operator
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, overload
 
 from fastutils import _host
-from fastutils.processes import families, termination
-from fastutils.processes.forms import also_called
-from fastutils.processes.guarding import Guard
-from fastutils.processes.interrupts import Interruptions
+from fastutils.processes.arguments import also_called, checked_number, checked_timeout
+from fastutils.processes.ending import Ending, Resources, end_all
+from fastutils.processes.guard import Guard
 from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.redaction import redact
-from fastutils.processes.subprocess_twin import SubprocessTwin
-from fastutils.processes.timeouts import checked_timeout
+from fastutils.processes.spawning import ProgramProcess, start_program
 
 #: Arguments that concern the Python launcher, or that the command line carries already.
 _NOT_FORWARDED = frozenset(
@@ -114,47 +112,50 @@ class RustFrontendProcessManager:
         data_parallel_size: int | None = None,
         grpc_sock: Any | None = None,
     ) -> None:
-        self.processes: list[SubprocessTwin] = []
-        self._resources = _Resources([thing for thing in (input_address, output_address) if is_listener(thing)])
-        self._clean_up = termination.CleanUp(self, _end, self.processes, self._resources)
+        self.processes: list[ProgramProcess] = []
+        listeners = [thing for thing in (input_address, output_address) if is_listener(thing)]
+        self._resources = Resources(listeners)
+        self._ending = Ending(self, functools.partial(_end, self.processes, self._resources))
+        copies = contextlib.ExitStack()
         try:
-            descriptors = {"--listen-fd": _descriptor("the listening socket", sock)}
+            sockets = {"--listen-fd": _descriptor("the listening socket", sock)}
             addresses = {"--input-address": input_address, "--output-address": output_address}
-            with_listeners = bool(self._resources.listeners)
-            if with_listeners:
-                descriptors["--input-listener-fd"] = _descriptor_of("input_listener", input_address)
-                descriptors["--output-listener-fd"] = _descriptor_of("output_listener", output_address)
+            if listeners:
+                sockets["--input-listener-fd"] = _descriptor_of("input_listener", input_address)
+                sockets["--output-listener-fd"] = _descriptor_of("output_listener", output_address)
                 addresses = {}
             if stats_update_address is not None and not isinstance(stats_update_address, str):
                 raise TypeError(
                     f"stats_update_address must be a string, not {stats_update_address!r}; "
                     "data_parallel_size is passed by keyword"
                 )
-            options: dict[str, Any] = {
-                **descriptors,
-                **addresses,
-                "--engine-start-index": _checked_number("engine_start_index", engine_start_index, 0),
-                "--engine-count": _checked_number("engine_count", engine_count, 1),
+            numbers = {
+                "--engine-start-index": checked_number("engine_start_index", engine_start_index, 0),
+                "--engine-count": checked_number("engine_count", engine_count, 1),
             }
             if data_parallel_size is not None:
-                options["--data-parallel-size"] = _checked_number("data_parallel_size", data_parallel_size, 1)
-            if grpc_sock is not None:
-                options["--grpc-listen-fd"] = descriptors["--grpc-listen-fd"] = _descriptor("grpc_sock", grpc_sock)
-            if stats_update_address is not None:
-                options["--coordinator-address"] = stats_update_address
-            forwarded = self._forwarded_arguments(args, with_listeners)
+                numbers["--data-parallel-size"] = checked_number("data_parallel_size", data_parallel_size, 1)
+            grpc = {} if grpc_sock is None else {"--grpc-listen-fd": _descriptor("grpc_sock", grpc_sock)}
+            coordinator = {} if stats_update_address is None else {"--coordinator-address": stats_update_address}
+            sockets, grpc = ({name: _inheritable(fd, copies) for name, fd in each.items()} for each in (sockets, grpc))
             command = [os.fspath(binary_path), "frontend"]
-            for name, value in options.items():
+            for name, value in {**sockets, **addresses, **numbers, **grpc, **coordinator}.items():
                 command += [name, str(value)]
+            forwarded = self._forwarded_arguments(args, bool(listeners))
             command += ["--args-json", json.dumps(forwarded, sort_keys=True)]
             _host.logger(__name__).info("Launching Rust frontend: %s", shlex.join(redact(command)))
-            with Interruptions():  # a process that is started must be known, whatever a signal's handler raises
-                self.processes.append(self._resources.launch(command, [*descriptors.values()]))
-            for listener in self._resources.listeners:
+            guard = self._resources.open_guard()
+            self.processes.append(_launch(command, [*sockets.values(), *grpc.values()], guard))
+            self._resources.open_guard()  # a signal's handler may have shut it down meanwhile
+            for listener in listeners:
                 listener.close()
-        except BaseException:
-            self._clean_up(None)
+        except BaseException as error:
+            instead = self._ending.of_a_failed_start(error)
+            if instead is not None:
+                raise instead from error
             raise
+        finally:
+            copies.close()
 
     def _forwarded_arguments(self, args: Any, with_model_tag: bool) -> dict[str, Any]:
         arguments = {
@@ -174,42 +175,12 @@ class RustFrontendProcessManager:
         """SIGTERM, then SIGKILL to the whole tree after `timeout` seconds, at least (and by default) 5. Works once."""
         if timeout is not None:
             checked_timeout(timeout)
-        self._clean_up(timeout)
+        self._ending(timeout)
 
 
-class _Resources:
-    """What a manager holds besides its process; closed when this has ended."""
-
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        self.listeners = listeners
-        self.leaders: list[families.Leader] = []
-        self.guard: Guard | None = None
-
-    def launch(self, command: list[str], descriptors: Sequence[int]) -> SubprocessTwin:
-        self.guard = Guard()
-        popen = _launch(command, descriptors, self.guard.placement())
-        process = SubprocessTwin(popen, "RustFrontend")
-        with contextlib.suppress(OSError):
-            self.leaders += filter(None, map(families.leader, (self.guard.pid, popen.pid)))
-        for leader in self.leaders[1:]:
-            self.guard.look_after(leader)
-        return process
-
-    def close(self) -> None:
-        with contextlib.ExitStack() as closing:  # each is closed, whichever fails
-            for listener in self.listeners:
-                closing.callback(listener.cleanup)
-            if self.guard is not None:
-                closing.callback(self.guard.close)
-
-
-def _end(timeout: float | None, processes: Sequence[SubprocessTwin], resources: _Resources) -> None:
-    grace_s = max(timeout or 0.0, _MINIMAL_GRACE_S)
-    guests = [] if resources.guard is None else [resources.guard.pid]
-    try:
-        termination.end_all(processes, grace_s, "Rust frontend manager", resources.leaders, guests)
-    finally:
-        resources.close()
+def _end(processes: Sequence[ProgramProcess], resources: Resources, timeout: float | None) -> None:
+    end_all(processes, max(timeout or 0.0, _MINIMAL_GRACE_S), "Rust frontend manager", resources.guard)
+    resources.close()
 
 
 def _descriptor(name: str, sock: Any) -> int:
@@ -219,24 +190,24 @@ def _descriptor(name: str, sock: Any) -> int:
     return descriptor
 
 
+def _inheritable(descriptor: int, copies: contextlib.ExitStack) -> int:
+    """`descriptor`, or a copy of it whose number is not that of a standard stream."""
+    if descriptor > 2:
+        return descriptor
+    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    copies.callback(os.close, copy)
+    return copy
+
+
 def _descriptor_of(name: str, listener: Any) -> int:
     if not is_listener(listener):
         raise TypeError(f"{name} must be a listener like the other one, not {listener!r}")
     return _descriptor(f"the socket of {name}", listener.socket)
 
 
-def _checked_number(name: str, number: int, least: int) -> int:
-    if isinstance(number, bool):
-        raise TypeError(f"{name} must be an integer, not {number!r}")
-    checked = operator.index(number)
-    if checked < least:
-        raise ValueError(f"{name}={checked}: it must be at least {least}")
-    return checked
-
-
-def _launch(command: list[str], descriptors: Sequence[int], placement: Mapping[str, Any]) -> subprocess.Popen[bytes]:
+def _launch(command: list[str], descriptors: Sequence[int], guard: Guard) -> ProgramProcess:
     try:
-        return subprocess.Popen(command, pass_fds=descriptors, **placement)
+        return start_program(command, "RustFrontend", descriptors, guard)
     except OSError as error:
         # Not the whole command: it may hold credentials.
         hint = "; is it a program for this machine, and executable?" if os.path.exists(command[0]) else ""

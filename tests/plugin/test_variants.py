@@ -270,7 +270,7 @@ def test_without_the_plugin_our_own_logger_serves(vllm_tree, caplog):
     plugin.uninstall()
     caplog.set_level("INFO")
     fastutils.wait_for_completion_or_failure(types.SimpleNamespace(processes=[]))
-    assert [record.name for record in caplog.records] == ["fastutils.processes.supervision"]
+    assert [record.name for record in caplog.records] == ["fastutils.processes.watching"]
 
 
 def test_a_patched_popen_is_seen_at_call_time(vllm_tree, monkeypatch):

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 
-from fastutils.processes import death_pipe, report_bound_addresses
+from fastutils.processes import report_bound_addresses
 
 
 def _report(client_config, **more):
@@ -151,14 +151,6 @@ def send_partial_message_and_die(listen_address, sock, args, client_config):
 def send_absurd_length(listen_address, sock, args, client_config):
     os.write(client_config["actual_address_pipe"].fileno(), b"\xff\xff\xff\xff")
     threading.Event().wait()
-
-
-def watch_late():
-    """Has this process come to watch its parent only after it has closed every descriptor."""
-    closed = threading.Event()
-    run, closerange = death_pipe._ParentWatch.run, os.closerange
-    death_pipe._ParentWatch.run = lambda watch: (closed.wait(), run(watch))
-    os.closerange = lambda low, high: (closerange(low, high), closed.set())
 
 
 class NotesTheWatch:

@@ -268,7 +268,7 @@ def test_unequal_address_lists(count, inputs, outputs):
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_too_few_servers(count):
-    with pytest.raises(ValueError, match=rf"^num_servers={count}: at least one API server is needed$"):
+    with pytest.raises(ValueError, match=rf"^num_servers={count}: it must be at least 1$"):
         APIServerProcessManager("", None, ARGS, count, [], [])
 
 

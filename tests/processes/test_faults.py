@@ -11,7 +11,7 @@ import faults
 import pytest
 
 from fastutils import APIServerProcessManager, wait_for_completion_or_failure
-from fastutils.processes.exits import explain_exit
+from fastutils.processes.watching import explain_exit
 
 ADDRESSES = ["ipc:///never-bound-0", "ipc:///never-bound-1"]
 

@@ -124,13 +124,13 @@ def test_shutdown_asks_first(binary, listener, report):
 
 @pytest.mark.parametrize(("timeout", "grace"), [(None, 5.0), (0, 5.0), (4.9, 5.0), (30, 30.0)])
 def test_the_grace_is_at_least_5_seconds(binary, listener, report, monkeypatch, timeout, grace):
-    from fastutils.processes import termination
+    from fastutils.processes import rust_frontend
 
     manager = start(binary(), listener)
     report()
     wait_for_completion_or_failure(manager)
     seen = []
-    monkeypatch.setattr(termination, "end_all", lambda processes, grace_s, *more: seen.append(grace_s))
+    monkeypatch.setattr(rust_frontend, "end_all", lambda processes, grace_s, *more: seen.append(grace_s))
     manager.shutdown(timeout)
     assert seen == [grace]
 

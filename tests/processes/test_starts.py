@@ -14,7 +14,7 @@ import pytest
 import server_programs as programs
 
 from fastutils import APIServerProcessManager
-from fastutils.processes import guarding, spawning
+from fastutils.processes import guard, spawning
 
 BIG = b"x" * (1 << 20)  # more than a pipe takes
 
@@ -69,7 +69,7 @@ def test_no_interpreter(monkeypatch):
 
 
 def test_an_interpreter_that_goes_missing_shows_as_an_end(monkeypatch):
-    monkeypatch.setattr(guarding.spawn, "get_executable", spawn.get_executable)
+    monkeypatch.setattr(guard.spawn, "get_executable", spawn.get_executable)
     monkeypatch.setattr(spawning, "_command", lambda *_: ["python"])
     run = util.spawnv_passfds
     monkeypatch.setattr(util, "spawnv_passfds", lambda path, *rest: run(b"/nowhere/python", *rest))
@@ -92,28 +92,40 @@ def test_the_third_of_eight_cannot_be_forked(monkeypatch):
         start(8)
 
 
-def test_a_server_that_ends_before_it_has_read_what_it_is_to_run(monkeypatch):
-    monkeypatch.setattr(spawning, "_FIRST_LINES", "import os; os._exit(4)")
+@pytest.fixture
+def first_step(monkeypatch, tmp_path):
+    """Puts other lines in the place of a server's first step."""
+
+    def put(lines):
+        program = tmp_path / "first.py"
+        program.write_text(lines)
+        monkeypatch.setattr(spawning, "PROGRAM", str(program))
+
+    return put
+
+
+def test_a_server_that_ends_before_it_has_read_what_it_is_to_run(first_step):
+    first_step("import os; os._exit(4)")
     message = r"ApiServer_0 .*it ended before it had read what it is to run: exit code 4'?\)"
     with pytest.raises(RuntimeError, match=message):
         start(args=BIG)
 
 
-def test_a_server_that_closes_its_end_but_lives_on(monkeypatch):
-    monkeypatch.setattr(spawning, "_FIRST_LINES", "import os, time; os.closerange(3, 99); time.sleep(600)")
+def test_a_server_that_closes_its_end_but_lives_on(first_step):
+    first_step("import os, time; os.closerange(3, 99); time.sleep(600)")
     with pytest.raises(RuntimeError, match=r"ended before it had read what it is to run: exit code None"):
         start(args=BIG)
 
 
-def test_a_server_that_never_reads_what_it_is_to_run(monkeypatch):
-    monkeypatch.setattr(spawning, "_FIRST_LINES", "import time; time.sleep(600)")
+def test_a_server_that_never_reads_what_it_is_to_run(first_step, monkeypatch):
+    first_step("import time; time.sleep(600)")
     monkeypatch.setenv("VLLM_ENGINE_READY_TIMEOUT_S", "1")
     with pytest.raises(RuntimeError, match=r"ApiServer_0 .*it did not read what it is to run within 1s"):
         start(args=BIG)
 
 
-def test_an_interrupt_while_a_server_does_not_read(monkeypatch, request):
-    monkeypatch.setattr(spawning, "_FIRST_LINES", f"import os, time; os.kill({os.getpid()}, 2); time.sleep(600)")
+def test_an_interrupt_while_a_server_does_not_read(first_step):
+    first_step(f"import os, time; os.kill({os.getpid()}, 2); time.sleep(600)")
     with pytest.raises(KeyboardInterrupt):
         start(2, args=BIG)
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 import server_programs as programs
 
-from fastutils import _host, shutdown, wait_for_completion_or_failure
-from fastutils.processes import exits, families, termination
-from fastutils.processes.exits import EndWatch
-from fastutils.processes.subprocess_twin import SubprocessTwin
+from fastutils import shutdown, wait_for_completion_or_failure
+from fastutils.processes import ending, members, watching
+from fastutils.processes.spawning import ProgramProcess
+from fastutils.processes.watching import EndWatch
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")
@@ -310,7 +310,7 @@ def test_a_stopped_process_ends(processes, listens):
 
 def test_the_default_grace(monkeypatch):
     seen = []
-    monkeypatch.setattr(termination, "end_all", lambda processes, grace_s, kind: seen.append(grace_s))
+    monkeypatch.setattr(ending, "end_all", lambda processes, grace_s, kind: seen.append(grace_s))
     shutdown([])
     shutdown([], 0)
     shutdown([], timeout=7)
@@ -344,7 +344,7 @@ def test_a_stranger_with_a_recycled_number_is_neither_asked_nor_killed(processes
     stranger = SimpleNamespace(
         name="Gone", pid=os.getppid(), exitcode=None, is_alive=lambda: True, terminate=lambda: asked.append(1)
     )
-    monkeypatch.setattr(families, "send", lambda *call: asked.append(call))
+    monkeypatch.setattr(members, "send", lambda *call: asked.append(call))
     shutdown([stranger], 0)
     assert asked == []
 
@@ -354,8 +354,7 @@ def test_a_zombie_is_not_alive(processes):
     processes.append(process)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     alike = SimpleNamespace(pid=process.pid, is_alive=lambda: True)
-    assert not termination.lives(alike)
-    assert not _host.is_running(process.pid)
+    assert not ending.lives(alike)
 
 
 def test_an_interrupted_grace_still_ends_with_the_kill(processes):
@@ -382,15 +381,15 @@ def test_a_second_thread_may_shut_down_the_same_processes(processes):
     assert [process.exitcode for process in workers] == [-15] * 4
 
 
-# --- a subprocess with the interface of a process ---------------------------------------------------------------------
+# --- a program with the interface of a process ---------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("announcement")
-def test_the_subprocess_twin():
+def test_a_program_as_a_process():
     program = "import sys; print(flush=True); sys.stdin.read(); sys.exit(5)"
     popen = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with popen:
-        twin = SubprocessTwin(popen, "Twin")
+        twin = ProgramProcess(popen, "Twin")
         assert (twin.name, twin.pid, twin.exitcode, twin.is_alive()) == ("Twin", popen.pid, None, True)
         assert multiprocessing.connection.wait([twin.sentinel], 0) == []
         twin.join(0.01)
@@ -399,7 +398,7 @@ def test_the_subprocess_twin():
         assert multiprocessing.connection.wait([twin.sentinel], 60) == [twin.sentinel]
         twin.join()
         assert (twin.exitcode, twin.is_alive()) == (5, False)
-        assert repr(twin) == f"<SubprocessTwin name='Twin' pid={popen.pid} exitcode=5>"
+        assert repr(twin) == f"<ProgramProcess name='Twin' pid={popen.pid} exitcode=5>"
         twin.terminate()
         twin.kill()
         with pytest.raises(RuntimeError, match=rf"^Process Twin \(PID: {popen.pid}\) died with exit code 5$"):
@@ -407,16 +406,16 @@ def test_the_subprocess_twin():
 
 
 def test_signals_are_named_where_they_have_a_name():
-    assert exits.explain_exit(-11) == ": killed by SIGSEGV"
-    assert exits.explain_exit(-35) == ": killed by signal 35"
-    assert exits.explain_exit(1) == exits.explain_exit(0) == ""
+    assert watching.explain_exit(-11) == ": killed by SIGSEGV"
+    assert watching.explain_exit(-35) == ": killed by signal 35"
+    assert watching.explain_exit(1) == watching.explain_exit(0) == ""
 
 
 def test_how_a_process_ended_as_text():
-    assert str(exits.ProcessEnd("Worker", 7, -11, "running")) == (
+    assert str(watching.ProcessEnd("Worker", 7, -11, "running")) == (
         "Worker (PID: 7) ended while running: exit code -11: killed by SIGSEGV"
     )
-    assert str(exits.ProcessEnd("Worker", 7, 0, "stopping")) == "Worker (PID: 7) ended while stopping: exit code 0"
+    assert str(watching.ProcessEnd("Worker", 7, 0, "stopping")) == "Worker (PID: 7) ended while stopping: exit code 0"
 
 
 def test_each_end_is_told_at_debug_level(processes, caplog):

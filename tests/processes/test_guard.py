@@ -1,11 +1,13 @@
 """What a child's own watch of its parent cannot see to, the guard does."""
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -13,8 +15,8 @@ import pytest
 from process_ends import all_end
 
 import fastutils
-from fastutils.processes import families, guarding
-from fastutils.processes.guarding import Guard
+from fastutils.processes.guard import Guard
+from fastutils.processes.spawning import start_program
 
 HEAD = """
 import argparse, os, signal, socket, sys, threading, time
@@ -95,8 +97,8 @@ def test_a_server_that_still_imports_its_parents_main_module(killed_parent):
             print(os.getpid(), flush=True)
             threading.Event().wait()
         if __name__ == "__main__":
-            from fastutils.processes import guarding
-            guarding.Guard.look_after = lambda guard, leader: None  # its own watch is enough
+            from fastutils.processes import guard
+            guard.Guard.group = None  # its own watch is enough
             manager = start(programs.report_and_wait)
             threading.Event().wait()
     """)
@@ -104,10 +106,7 @@ def test_a_server_that_still_imports_its_parents_main_module(killed_parent):
 
 
 @pytest.mark.parametrize("at_sigterm", ["", "exit 0"])
-@pytest.mark.parametrize("can_join", [True, False])
-def test_a_frontend_with_all_that_it_started(killed_parent, tmp_path, can_join, at_sigterm):
-    if can_join and not guarding._CAN_JOIN:
-        pytest.skip("this Python cannot start a program in another's group")
+def test_a_frontend_with_all_that_it_started(killed_parent, tmp_path, at_sigterm):
     frontend, pipe = tmp_path / "frontend", tmp_path / "pipe"
     os.mkfifo(pipe)
     start = f"setsid sleep 600 &\necho $$ $! >{pipe}"
@@ -115,8 +114,6 @@ def test_a_frontend_with_all_that_it_started(killed_parent, tmp_path, can_join, 
     frontend.chmod(0o755)
     processes = killed_parent(
         f"""
-        from fastutils.processes import guarding
-        guarding._CAN_JOIN = {can_join}
         if __name__ == "__main__":
             listener = socket.create_server(("127.0.0.1", 0))
             manager = RustFrontendProcessManager({str(frontend)!r}, listener, argparse.Namespace(), "a", "b", 0, 1)
@@ -132,41 +129,85 @@ def test_a_frontend_with_all_that_it_started(killed_parent, tmp_path, can_join, 
 
 def test_a_guard_that_has_nothing_to_do_ends_with_its_parent(killed_parent):
     guards = killed_parent("""
-        from fastutils.processes.guarding import Guard
-        tell(Guard().pid)
+        from fastutils.processes.guard import Guard
+from fastutils.processes.spawning import start_program
+        tell(Guard().group)
     """)
     assert all_end(guards)
 
 
 def test_the_guard_leads_a_group_and_does_not_listen_to_signals():
     guard = Guard()
-    program = "import os, sys; print(os.getpgid(0), flush=True); sys.stdin.read()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", program], **pipes, **guard.placement()) as guarded:
-        assert int(guarded.stdout.readline()) == (guard.pid if guarding._CAN_JOIN else guarded.pid)
-    process = psutil.Process(guard.pid)
-    while not ignores_sigterm(guard.pid):  # not yet: nothing else tells that it is set up
-        threading.Event().wait(0.01)
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    process = psutil.Process(guard.group)
+    assert guard.pids == [guard.group] == [os.getpgid(guard.group)]
+    assert f"fastutils: guard of {os.getpid()}" in process.cmdline()
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         process.send_signal(signum)
     assert process.is_running()
     guard.close()
     guard.close()
+    assert guard.group is None
     assert not process.is_running()
 
 
-def ignores_sigterm(pid):
-    with open(f"/proc/{pid}/status") as file:
-        line = next(line for line in file if line.startswith("SigIgn"))
-    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def test_a_guard_that_was_killed_is_no_obstacle():
+@pytest.mark.usefixtures("announcement")
+def test_a_program_joins_its_group():
     guard = Guard()
-    os.kill(guard.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)
-    guard.look_after(families.leader(os.getpid()))
-    with subprocess.Popen([sys.executable, "-c", ""], **guard.placement()) as guarded:
-        pass
-    assert guarded.returncode == 0
+    program = "import os, sys; print(os.getpgid(0), os.getpid(), flush=True); sys.exit(3)"
+    with contextlib.closing(guard), open(os.devnull) as nothing:
+        reader, writer = os.pipe()
+        command = [sys.executable, "-c", f"import os; os.dup2({writer}, 1); {program}"]
+        process = start_program(command, "Program", [writer, nothing.fileno()], guard)
+        os.close(writer)
+        with open(reader) as lines:
+            assert lines.read() == f"{guard.group} {process.pid}\n"
+        process.join(60)
+        assert process.exitcode == 3
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_guard_that_is_killed_is_replaced_once(caplog):
+    guard = Guard()
+    first = guard.group
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: len(guard.pids) == 2 and caplog.records)
+    second = guard.pids[1]
+    assert caplog.records[0].getMessage().endswith(f"(PID: {first}) has ended; now it is PID {second}")
+    assert guard.group == first == os.getpgid(second)  # the dead one still holds the number
+    os.kill(second, signal.SIGKILL)
+    assert guard.group == first
+    guard.close()
+    assert guard.group is None
+
+
+def test_a_guard_whose_end_is_collected_elsewhere_gets_another_group(caplog):
+    guard = Guard()
+    first = guard.group
+    guard._children[0].close()  # as where there are no pidfds
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    wait_for(lambda: caplog.records)
+    assert guard.group == guard.pids[1] != first
+    guard.close()
+
+
+def test_a_guard_that_cannot_start(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: "/bin/false")
+    with pytest.raises(RuntimeError, match=r"/bin/false \(PID: \d+\), did not start"):
+        Guard()
+
+
+def test_a_frozen_program_has_none(monkeypatch, caplog):
+    caplog.set_level("DEBUG")
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    guard = Guard()
+    assert (guard.group, guard.pids) == (None, [])
+    assert "a frozen program is not started again as a guard" in caplog.text
     guard.close()

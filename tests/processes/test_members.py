@@ -1,4 +1,4 @@
-"""Families of processes: who belongs to one, and how it is ended."""
+"""Who is in a crowd, and how it is ended."""
 
 import os
 import signal
@@ -9,16 +9,17 @@ import psutil
 import pytest
 from process_ends import all_end
 
-from fastutils.processes import families
+from fastutils.processes import members
+from fastutils.processes.members import Crowd
 
 
 @pytest.fixture(params=["proc", "psutil"])
 def source(request, monkeypatch):
     """Runs the test with the kernel's own tables, and as on a platform without them."""
     if request.param == "psutil":
-        monkeypatch.setattr(families, "_LINUX", False)
+        monkeypatch.setattr(members, "_LINUX", False)
         monkeypatch.delattr(os, "pidfd_open", raising=False)
-    elif not families._LINUX:
+    elif not members._LINUX:
         pytest.skip("this platform has no /proc")
 
 
@@ -27,24 +28,27 @@ def ended(process):
     return process.wait(30)
 
 
+def numbers(crowd):
+    return {member.pid for member in crowd.living()}
+
+
 # --- who belongs to it ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("source")
 def test_this_process_as_the_kernel_describes_it():
-    own = families.find(os.getpid())
-    assert own[:4] == (os.getpid(), os.getppid(), os.getpgid(0), os.getsid(0))
+    own = members.find(os.getpid())
+    assert own[:3] == (os.getpid(), os.getppid(), os.getpgid(0))
     assert not own.is_zombie
-    assert families.everybody()[os.getpid()] == own
-    assert families.leader(os.getpid()) == (own.pid, own.session, own.started)
+    assert members.everybody()[os.getpid()] == own
 
 
 @pytest.mark.usefixtures("source")
 def test_a_number_that_nobody_has():
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
-    assert families.find(gone.pid) is None
-    assert families.leader(gone.pid) is None
+    assert members.find(gone.pid) is None
+    assert Crowd([gone.pid]).living() == []
 
 
 @pytest.mark.usefixtures("source")
@@ -52,7 +56,7 @@ def test_a_name_with_brackets_and_blanks(tmp_path):
     program = tmp_path / ") S 1 1 (x"
     program.symlink_to("/bin/cat")
     with subprocess.Popen([program], stdin=subprocess.PIPE) as process:
-        assert families.find(process.pid)[:3] == (process.pid, os.getpid(), os.getpgid(0))
+        assert members.find(process.pid)[:3] == (process.pid, os.getpid(), os.getpgid(0))
         process.communicate()
 
 
@@ -61,24 +65,46 @@ def test_a_zombie_is_told(tree):
     root, _ = tree
     root.kill()
     os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
-    assert families.find(root.pid).is_zombie
+    assert members.find(root.pid).is_zombie
+
+
+def test_the_numbers_of_another_namespaces_proc_are_strangers(monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(OSError, match="another pid namespace"):
+        members.everybody()
 
 
 @pytest.mark.usefixtures("source")
 def test_descendants_belong_to_it(tree):
     root, below = tree
-    family = families.Family([families.leader(root.pid)])
-    assert {member.pid for member in family.living()} == {root.pid, *(process.pid for process in below)}
+    assert numbers(Crowd([root.pid])) == {root.pid, *(process.pid for process in below)}
 
 
 @pytest.mark.usefixtures("source")
 def test_who_was_seen_still_belongs_to_it_when_its_parent_is_gone(tree):
     root, below = tree
-    family = families.Family([families.leader(root.pid)])
-    family.living()
+    crowd = Crowd([root.pid])
     root.kill()
     ended(root)
-    assert {member.pid for member in family.living()} == {process.pid for process in below}
+    assert numbers(crowd) == {process.pid for process in below}
+
+
+@pytest.mark.usefixtures("source")
+def test_descendants_are_told_from_strangers(tree):
+    root, below = tree
+    assert members.is_descendant(root.pid)
+    assert members.is_descendant(below[0].pid)
+    assert not members.is_descendant(os.getpid())
+    assert not members.is_descendant(os.getppid())
+    root.kill()
+    os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
+    assert not members.is_descendant(root.pid)
+
+
+def test_nobody_is_a_descendant_where_nothing_can_be_looked_up(tree, monkeypatch):
+    root, _ = tree
+    monkeypatch.setattr(members, "everybody", lambda: (_ for _ in ()).throw(OSError("no /proc")))
+    assert not members.is_descendant(root.pid)
 
 
 GROUP = """
@@ -111,32 +137,28 @@ def group():
 
 @pytest.mark.usefixtures("source")
 def test_a_group_outlives_its_leader(group):
-    family = families.Family([families.leader(group.pid)])
+    crowd = Crowd(group=lambda: group.pid)
     end(group)
-    (member,) = family.living()
+    (member,) = crowd.living()
     assert member.group == group.pid
     assert member.pid != group.pid
-    assert families.kill(family.living) == ([member], [])
-    assert families.wait_until_gone([member], 30)
+    assert members.kill(crowd.living) == ([member], [])
+    assert members.wait_until_gone([member], 30)
 
 
-def test_a_stranger_with_the_leaders_number_has_another_group(group):
-    real = families.leader(group.pid)
-    assert families.Family([real._replace(started=real.started - 1)]).living() == []
+def test_a_group_that_is_no_longer_certain_does_not_count(group):
+    certain = [group.pid, group.pid, None]
+    crowd = Crowd(group=lambda: certain.pop(0))
+    assert group.pid in numbers(crowd)
+    crowd._seen.clear()
+    assert crowd.living() == []
 
 
-def test_members_of_another_session_or_older_than_the_leader_are_strangers(group):
-    real = families.leader(group.pid)
-    end(group)
-    assert families.Family([real._replace(session=real.session + 1)]).living() == []
-    assert families.Family([real._replace(started=real.started + 1e9)]).living() == []
-    assert len(families.Family([real]).living()) == 1
-
-
-def test_guests_are_not_looked_after(tree):
+def test_some_do_not_count(tree, group):
     root, below = tree
-    family = families.Family([families.leader(root.pid)], guests=[below[0].pid])
-    assert [member.pid for member in family.living()] == [root.pid]
+    assert numbers(Crowd([root.pid], without=[below[0].pid])) == {root.pid}
+    (member,) = Crowd(group=lambda: group.pid, without=[group.pid]).living()
+    assert member.parent == group.pid
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------
@@ -145,21 +167,21 @@ def test_guests_are_not_looked_after(tree):
 @pytest.mark.usefixtures("source")
 def test_a_signal_reaches_only_the_very_process(tree):
     root, _ = tree
-    member = families.find(root.pid)
-    assert not families.send(member._replace(started=member.started - 1), signal.SIGKILL)
-    assert families.send(member, signal.SIGKILL)
+    member = members.find(root.pid)
+    assert not members.send(member._replace(started=member.started - 1), signal.SIGKILL)
+    assert members.send(member, signal.SIGKILL)
     assert ended(root) == -signal.SIGKILL
-    assert not families.send(member, signal.SIGKILL)
+    assert not members.send(member, signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("source")
 def test_waiting_for_an_end(tree):
     root, _ = tree
-    member = families.find(root.pid)
-    assert not families.wait_until_gone([member], 0.01)
-    assert families.wait_until_gone([member._replace(started=member.started - 1)], 0)
+    member = members.find(root.pid)
+    assert not members.wait_until_gone([member], 0.01)
+    assert members.wait_until_gone([member._replace(started=member.started - 1)], 0)
     root.kill()
-    assert families.wait_until_gone([member], 30)  # a zombie has ended
+    assert members.wait_until_gone([member], 30)  # a zombie has ended
 
 
 # --- killing ----------------------------------------------------------------------------------------------------------
@@ -168,7 +190,7 @@ def test_waiting_for_an_end(tree):
 @pytest.mark.usefixtures("source")
 def test_the_whole_tree_is_killed(tree):
     root, below = tree
-    families.kill_tree(root.pid)
+    members.kill(Crowd([root.pid]).living)
     assert root.wait(30) == -signal.SIGKILL
     assert all_end(below)
 
@@ -176,7 +198,7 @@ def test_the_whole_tree_is_killed(tree):
 def test_a_tree_below_a_stopped_process(tree):
     root, below = tree
     below[0].suspend()
-    families.kill_tree(root.pid)
+    members.kill(Crowd([root.pid]).living)
     assert root.wait(30) == -signal.SIGKILL
     assert all_end(below)
 
@@ -198,7 +220,7 @@ def test_a_process_that_keeps_starting_others_leaves_none(monkeypatch):
     monkeypatch.setenv("FASTUTILS_TEST_TREE", marker := os.urandom(8).hex())
     with subprocess.Popen([sys.executable, "-c", FORKS], stdout=subprocess.PIPE, text=True) as root:
         root.stdout.readline()
-        families.kill_tree(root.pid)
+        members.kill(Crowd([root.pid]).living)
         assert root.wait(30) == -signal.SIGKILL
     left = []
     for process in psutil.process_iter():
@@ -210,20 +232,8 @@ def test_a_process_that_keeps_starting_others_leaves_none(monkeypatch):
     assert all_end(left)
 
 
-def test_a_process_that_is_gone_is_left_alone():
-    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
-        pass
-    families.kill_tree(gone.pid)
-
-
-@pytest.mark.parametrize("pid", [1, 0, -1])
-def test_numbers_that_mean_a_group_or_the_first_process_are_refused(pid):
-    with pytest.raises(ValueError, match=f"pid {pid} names no ordinary process"):
-        families.kill_tree(pid)
-
-
 def test_what_may_not_be_killed_is_returned(monkeypatch, tree):
-    send, refused = families.send, []
+    send, refused = members.send, []
 
     def refuse(member, signum):
         if member.pid == root.pid:
@@ -232,8 +242,9 @@ def test_what_may_not_be_killed_is_returned(monkeypatch, tree):
         return send(member, signum)
 
     root, below = tree
-    monkeypatch.setattr(families, "send", refuse)
-    assert [member.pid for member in families.kill_tree(root.pid)] == [root.pid]
+    monkeypatch.setattr(members, "send", refuse)
+    _, forbidden = members.kill(Crowd([root.pid]).living)
+    assert [member.pid for member in forbidden] == [root.pid]
     assert refused == [signal.SIGSTOP, signal.SIGKILL]
     assert all_end(below)
 
@@ -243,8 +254,8 @@ def test_a_process_may_kill_itself_with_its_family(tree):
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
-from fastutils.processes import families
-families.kill_tree(os.getpid())
+from fastutils.processes import members
+members.kill(members.Crowd([os.getpid()]).living)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         child = psutil.Process(int(process.stdout.readline()))

@@ -1,7 +1,6 @@
-"""All that a process has started, and ending it: its descendants, its process group, and theirs.
+"""Who is in a process group and who descends from whom, and ending them.
 
-Needs the standard library alone on Linux, because the guard (`fastutils.processes.guard`) uses it when nothing else can
-be relied on. A process is its number *and* its start time here: numbers are given again.
+Needs the standard library alone on Linux: `fastutils.processes.orphans` uses it where nothing else can be relied on.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ class Member(NamedTuple):
     pid: int
     parent: int
     group: int
-    session: int
     started: float
     is_zombie: bool
 
@@ -35,34 +33,25 @@ class Member(NamedTuple):
         return self.pid, self.started
 
 
-class Leader(NamedTuple):
-    """A process that leads, or is about to lead, a process group of its number. Remembered beyond its end."""
+def everybody() -> dict[int, Member]:
+    """Every process that this one may see, by number. Raises OSError when nothing can be looked up."""
+    if not _LINUX:
+        import psutil
 
-    pid: int
-    session: int
-    started: float
+        return _by_number(psutil.pids())
+    # In a pid namespace of our own without a /proc of its own, its numbers are those of strangers.
+    if os.readlink("/proc/self") != str(os.getpid()):
+        raise OSError("/proc belongs to another pid namespace")
+    return _by_number(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _by_number(pids: Iterable[int]) -> dict[int, Member]:
+    return {member.pid: member for member in map(find, pids) if member is not None}
 
 
 def find(pid: int) -> Member | None:
-    """The process `pid`, zombies included; None if there is none. Raises OSError when nothing can be looked up."""
+    """The process `pid`, zombies included; None if there is none. To be used where `everybody` did not raise."""
     return _find_in_proc(pid) if _LINUX else _find_by_psutil(pid)
-
-
-def leader(pid: int) -> Leader | None:
-    """`pid` as a `Leader`; None if there is no such process."""
-    found = find(pid)
-    return None if found is None else Leader(found.pid, found.session, found.started)
-
-
-def everybody() -> dict[int, Member]:
-    """Every process that this one may see, by number. Raises OSError when nothing can be looked up."""
-    if _LINUX:
-        pids: Iterable[int] = (int(name) for name in os.listdir("/proc") if name.isdigit())
-    else:
-        import psutil
-
-        pids = psutil.pids()
-    return {member.pid: member for member in map(find, pids) if member is not None}
 
 
 def _find_in_proc(pid: int) -> Member | None:
@@ -72,8 +61,7 @@ def _find_in_proc(pid: int) -> Member | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     fields = line[line.rindex(b")") + 2 :].split()  # the name before it may hold anything
-    state, parent, group, session = fields[:4]
-    return Member(pid, int(parent), int(group), int(session), int(fields[19]), state in b"ZX")
+    return Member(pid, int(fields[1]), int(fields[2]), int(fields[19]), fields[0] in b"ZX")
 
 
 def _find_by_psutil(pid: int) -> Member | None:
@@ -83,56 +71,69 @@ def _find_by_psutil(pid: int) -> Member | None:
         process = psutil.Process(pid)
         with process.oneshot():
             is_zombie = process.status() == psutil.STATUS_ZOMBIE
-            parent = process.ppid()
-        return Member(pid, parent, os.getpgid(pid), os.getsid(pid), process.create_time(), is_zombie)
+            return Member(pid, process.ppid(), os.getpgid(pid), process.create_time(), is_zombie)
     except (psutil.Error, ProcessLookupError, PermissionError):
         return None
 
 
-class Family:
-    """What some processes have started, recognised later too, when its parents are gone or it has left their group.
+def _below(present: dict[int, Member], chosen: set[int], without: Collection[int] = ()) -> None:
+    children: dict[int, list[int]] = {}
+    for member in present.values():
+        children.setdefault(member.parent, []).append(member.pid)
+    new = list(chosen)
+    while new:
+        new = [pid for parent in new for pid in children.get(parent, ()) if pid not in chosen and pid not in without]
+        chosen.update(new)
 
-    `leaders` are looked after with their descendants and the members of the groups that they lead. A group outlives
-    its leader; its number is given to nobody while it has members, so a living process of that number that is not
-    the leader means that the group had ended. `guests` are members that are not looked after.
+
+def is_descendant(pid: int) -> bool:
+    """Whether `pid` is a running child of this process, or a child's child and so on. False if that cannot be told."""
+    with contextlib.suppress(OSError):
+        present = everybody()
+        chosen = {os.getpid()}
+        _below(present, chosen)
+        return pid in chosen and pid != os.getpid() and not present[pid].is_zombie
+    return False
+
+
+class Crowd:
+    """The members of a process group, some `roots`, and the descendants of them all; once seen, they stay in it.
+
+    `group` gives the group's number each time it is looked at; None: it is not ours for certain. `roots` are numbers
+    that are certain now, of children that nobody has collected. `without` are numbers that do not count.
+    Raises OSError when nothing can be looked up.
     """
 
-    def __init__(self, leaders: Iterable[Leader], guests: Collection[int] = ()) -> None:
-        self._leaders = list(leaders)
-        self._guests = frozenset(guests)
-        self._known = {(leader.pid, leader.started) for leader in self._leaders}
+    def __init__(
+        self,
+        roots: Collection[int] = (),
+        group: Callable[[], int | None] = lambda: None,
+        without: Collection[int] = (),
+    ) -> None:
+        self._group = group
+        self._without = without
+        present = everybody()
+        self._seen = {present[pid].identity for pid in roots if pid in present}
+        self.look()
 
-    def add(self, leader: Leader) -> None:
-        self._leaders.append(leader)
-        self._known.add((leader.pid, leader.started))
+    def look(self) -> list[Member]:
+        """All that are in it now, zombies too."""
+        present = everybody()
+        group = self._group()
+        chosen = {
+            member.pid
+            for member in present.values()
+            if member.identity in self._seen or (group is not None and member.group == group)
+        }
+        chosen.difference_update(self._without)
+        _below(present, chosen, self._without)
+        members = [present[pid] for pid in chosen]
+        self._seen.update(member.identity for member in members)
+        return members
 
     def living(self) -> list[Member]:
-        """The members that run now, stopped ones included; zombies do not run."""
-        present = everybody()
-        chosen = {pid for pid, member in present.items() if member.identity in self._known}
-        for leader in self._leaders:
-            chosen.update(_group(present, leader))
-        chosen -= self._guests
-        below: dict[int, list[int]] = {}
-        for member in present.values():
-            below.setdefault(member.parent, []).append(member.pid)
-        new = list(chosen)
-        while new:
-            new = [pid for parent in new for pid in below.get(parent, ()) if pid not in chosen | self._guests]
-            chosen.update(new)
-        self._known.update(present[pid].identity for pid in chosen)
-        return [present[pid] for pid in chosen if not present[pid].is_zombie]
-
-
-def _group(present: dict[int, Member], leader: Leader) -> set[int]:
-    namesake = present.get(leader.pid)
-    if namesake is not None and namesake.started != leader.started:
-        return set()
-    return {
-        member.pid
-        for member in present.values()
-        if member.group == leader.pid and member.session == leader.session and member.started >= leader.started
-    }
+        """Those that run, stopped ones included."""
+        return [member for member in self.look() if not member.is_zombie]
 
 
 def send(member: Member, signum: int) -> bool:
@@ -142,7 +143,7 @@ def send(member: Member, signum: int) -> bool:
     """
     descriptor = None
     try:
-        if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+        if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
                 descriptor = os.pidfd_open(member.pid)
         found = find(member.pid)
@@ -168,7 +169,6 @@ def kill(living: Callable[[], Iterable[Member]]) -> tuple[list[Member], list[Mem
     """
     found: dict[tuple[int, float], Member] = {}
     forbidden: dict[tuple[int, float], Member] = {}
-    own = None
 
     def tell(member: Member, signum: int) -> None:
         try:
@@ -176,31 +176,18 @@ def kill(living: Callable[[], Iterable[Member]]) -> tuple[list[Member], list[Mem
         except PermissionError:
             forbidden[member.identity] = member
 
+    own = os.getpid()
     while new := [member for member in living() if member.identity not in found]:
         for member in new:
             found[member.identity] = member
-            if member.pid == os.getpid():
-                own = member
-            else:
+            if member.pid != own:
                 tell(member, signal.SIGSTOP)
     for member in found.values():
-        if member is not own:
+        if member.pid != own:
             tell(member, signal.SIGKILL)
-    if own is not None:
-        os.kill(own.pid, signal.SIGKILL)
+    if any(member.pid == own for member in found.values()):
+        os.kill(own, signal.SIGKILL)
     return [member for identity, member in found.items() if identity not in forbidden], list(forbidden.values())
-
-
-def kill_tree(pid: int) -> list[Member]:
-    """SIGKILL to `pid` and all that it started (see `Family`); returns those that may not be killed.
-
-    Nothing happens if it is gone. `pid` may be the caller's own. Raises ValueError for a `pid` below 2, which names no
-    ordinary process.
-    """
-    if pid < 2:
-        raise ValueError(f"pid {pid} names no ordinary process; it is not killed")
-    root = leader(pid)
-    return [] if root is None else kill(Family([root]).living)[1]
 
 
 def wait_until_gone(members: Iterable[Member], timeout: float) -> bool:

@@ -112,19 +112,20 @@ GATHER_NOTHING = """
     except RuntimeError as error:
         assert "closed its address pipe" in str(error), error
 """
+# Servers that the guard does not know.
 WITHOUT_GUARD = """
-    from fastutils.processes import guarding, spawning
-    guarding.Guard.look_after = lambda guard, leader: None
+    from fastutils.processes import guard, spawning
+    guard.Guard.group = None
 """
 LATE_WATCH = f"""{WITHOUT_GUARD}
-    late = "sys.path.append({str(Path(__file__).parent)!r}); import server_programs; server_programs.watch_late(); "
-    spawning._FIRST_LINES = spawning._FIRST_LINES.replace("first_steps.main", late + "first_steps.main")
+    spawning.PROGRAM = {str(Path(__file__).with_name("late_watch.py"))!r}
 """
 
 
 # A parent that is not the direct one is not watched through the kernel.
 WITH_THE_PIPE_ALONE = f"""{WITHOUT_GUARD}
-    spawning._FIRST_LINES = spawning._FIRST_LINES.replace("{{parent}}", "0")
+    command = spawning._command
+    spawning._command = lambda *call: [each if each != str(os.getpid()) else "0" for each in command(*call)]
 """
 FORK = """
     sibling = os.fork()

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from fastutils.processes.timeouts import Deadline, checked_timeout
+from fastutils.processes.arguments import Deadline, checked_timeout
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(0, 0.0), (1.5, 1.5), (Fraction(1, 2), 0.5), (10**9, 1e9)])
