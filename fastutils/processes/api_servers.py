@@ -17,6 +17,7 @@ from fastutils import _host
 from fastutils.processes.addresses import check_bindable
 from fastutils.processes.arguments import also_called, checked_number, checked_timeout
 from fastutils.processes.ending import DEFAULT_GRACE_S, Ending, Resources, end_all
+from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.readiness import ReportPipe, gather_bound_addresses
 from fastutils.processes.spawning import ServerProcess
@@ -132,7 +133,8 @@ class APIServerProcessManager:
         for index in range(count):
             config = {"client_count": count, "client_index": index, **shared}
             try:
-                self._start(index, target, inputs[index], outputs[index], config)
+                with Interruptions():  # a process that is started must be known, whatever a signal's handler raises
+                    self._start(index, target, inputs[index], outputs[index], config)
             except Exception as error:
                 raise RuntimeError(
                     f"cannot start API server process ApiServer_{index} ({index + 1} of {count}): {error!r}; "
@@ -158,8 +160,8 @@ class APIServerProcessManager:
                 config |= {"input_address": input_at, "output_address": output_at, "actual_address_pipe": sender}
             call = self.listen_address, self.sock, self.args, config
             process = ServerProcess(guard, f"ApiServer_{index}", target, call)
-            self.processes.append(process)  # before it starts: it must be known, whatever a signal's handler raises
             process.start()
+        self.processes.append(process)
         for listener in (input_at, output_at):
             if is_listener(listener):
                 listener.close()

@@ -39,18 +39,23 @@ class Child:
         self.pid = pid
         self.pidfd = open_pidfd(pid)
         self.code: int | None = None
-        self.lost = False
-        self._lock = threading.Lock()
+        self._is_lost = False
+        self._lock = threading.RLock()  # a signal's handler may come here again
 
     def poll(self) -> int | None:
         """The exit code, None while it runs or if it is `lost`. Never blocks."""
         with self._lock:  # two threads that collect would take the code from each other
-            if self.code is None and not self.lost:
+            if self.code is None and not self._is_lost:
                 try:
-                    self.code = self._collected(os.WNOHANG)
+                    code = self._collected(os.WNOHANG)
+                    self.code = code if self.code is None else self.code
                 except ChildProcessError:
-                    self.lost = True
+                    self._is_lost = True
         return self.code
+
+    @property
+    def lost(self) -> bool:
+        return self._is_lost and self.code is None
 
     def _collected(self, flags: int) -> int | None:
         if not hasattr(os, "waitid"):  # macOS before Python 3.13

@@ -15,6 +15,7 @@ from fastutils import _host
 from fastutils.processes import members
 from fastutils.processes.arguments import Deadline, checked_timeout
 from fastutils.processes.guard import Guard
+from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener
 from fastutils.processes.members import Crowd
 from fastutils.processes.watching import EndWatch, ProcessEnd, ProcessLike, is_collected_elsewhere
@@ -25,6 +26,8 @@ __all__ = ["shutdown"]
 DEFAULT_GRACE_S = 5.0
 # Until a killed process can be collected; only one stuck in the kernel takes longer.
 _REAP_S = 0.9
+# A wait for processes that are not children cannot be for an interruption as well.
+_LOOK_AT_INTERRUPTIONS_S = 0.1
 # At exit, before multiprocessing joins its children, which for a server would last for ever.
 _BEFORE_CHILDREN_ARE_JOINED = 100
 
@@ -70,22 +73,27 @@ def end_all(processes: Iterable[ProcessLike], grace_s: float, kind: str, guard: 
     What a signal's handler raises cuts the grace short, and is raised again when everything is done: neither a second
     SIGTERM nor Ctrl-C leaves anything behind. Returns with no zombie left, at most a second after the grace.
     """
+    with Interruptions() as interruptions:
+        _end_all(list(processes), Deadline(grace_s), kind, guard, interruptions)
+
+
+def _end_all(
+    processes: Sequence[ProcessLike], deadline: Deadline, kind: str, guard: Guard | None, interruptions: Interruptions
+) -> None:
     log = _host.logger(__name__)
-    deadline = Deadline(grace_s)
-    processes = list(processes)
     living = [process for process in processes if lives(process)]
     log.debug("[shutdown] %s: ending %d process(es) within %.1fs", kind, len(living), deadline.seconds)
     crowd = _crowd_of(living, guard)
     try:
         for process in living:
             _ask(process)
-        for process, code in _ends(living, deadline):
+        for process, code in _ends(living, deadline, interruptions):
             log.debug("[shutdown] %s", ProcessEnd(process.name, process.pid, code, "stopping"))
         if crowd is not None:
-            _ask_the_others(crowd, deadline)
+            _ask_the_others(crowd, deadline, interruptions)
     finally:
         rest = _Rest(processes, living, crowd, guard)
-        _whatever_is_raised(rest.end, Deadline(1.0))
+        rest.end()
         rest.tell(log, kind)
 
 
@@ -112,51 +120,32 @@ def _crowd_of(living: Iterable[ProcessLike], guard: Guard | None) -> Crowd | Non
         return None
 
 
-def _ends(processes: Sequence[ProcessLike], deadline: Deadline) -> list[tuple[ProcessLike, int | None]]:
+def _ends(
+    processes: Sequence[ProcessLike], deadline: Deadline, interruptions: Interruptions | None = None
+) -> list[tuple[ProcessLike, int | None]]:
     ends = []
     with EndWatch(processes) as watch:
-        while watch.running and not deadline.passed:
-            ends += watch.wait(timeout=deadline.remaining())[0]
+        while watch.running and not deadline.passed and (interruptions is None or interruptions.error is None):
+            ends += watch.wait(() if interruptions is None else interruptions.waitables, deadline.remaining())[0]
     return ends
 
 
-def _ask_the_others(crowd: Crowd, deadline: Deadline) -> None:
+def _ask_the_others(crowd: Crowd, deadline: Deadline, interruptions: Interruptions) -> None:
     with contextlib.suppress(OSError):
-        if deadline.passed:
+        if deadline.passed or interruptions.error is not None:
             return
         left = crowd.living()
         for member in left:
             with contextlib.suppress(PermissionError):
                 members.send(member, signal.SIGTERM)
                 members.send(member, signal.SIGCONT)
-        while left and not deadline.passed:
-            members.wait_until_gone(left, deadline.remaining())
+        while left and not deadline.passed and interruptions.error is None:
+            members.wait_until_gone(left, min(deadline.remaining(), _LOOK_AT_INTERRUPTIONS_S))
             left = crowd.living()
 
 
-def _whatever_is_raised(act: Callable[[], None], deadline: Deadline) -> None:
-    """Do `act`, which can be done again, to its end; what a signal's handler raises meanwhile is raised afterwards.
-
-    A helper thread would be safe from handlers, but hangs where one of them came while this thread held a lock that
-    the helper needs, that of a logger, say. Handlers of our own in the place of theirs lose what cannot be read:
-    whether system calls are restarted after them. So nothing is installed, and a signal in the few instructions between
-    two tries is raised at once: `Ending` does the rest then, at the latest at the interpreter's exit.
-    """
-    held: BaseException | None = None
-    while True:
-        try:
-            act()
-            break
-        except BaseException as error:
-            held = held or error
-            if deadline.passed:
-                break
-    if held is not None:
-        raise held
-
-
 class _Rest:
-    """What did not end in time. `end` may be called again and goes on where it was."""
+    """What did not end in time."""
 
     def __init__(
         self, processes: Sequence[ProcessLike], living: Sequence[ProcessLike], crowd: Crowd | None, guard: Guard | None
@@ -249,8 +238,8 @@ class Ending:
     """Has `act(timeout)` done: when called, when `owner` is collected, or at the end of the process.
 
     At the end it comes before multiprocessing joins its children, in this process and in one that multiprocessing
-    started. Once it was done to its end it is not done again, until then it may be; while it is being done, another
-    call returns at once. In a fork it does nothing: the children are not the fork's. `act` must not lead to `owner`.
+    started. It is done once; while it is being done, another call returns at once. In a fork it does nothing: the
+    children are not the fork's. `act` must not lead to `owner`.
     """
 
     def __init__(self, owner: object, act: Callable[[float | None], None]) -> None:
@@ -264,11 +253,12 @@ class Ending:
         if self.is_over or os.getpid() != self._pid or not self._doing.acquire(blocking=False):
             return
         try:
-            self._act(timeout)
-            self.is_over = True
+            with Interruptions():
+                self._act(timeout)
+                self.is_over = True
+                self._finalizer.cancel()
         finally:
             self._doing.release()
-        self._finalizer.cancel()
 
     def of_a_failed_start(self, error: BaseException) -> RuntimeError | None:
         """End all that was started before `error`; what is to be raised in its place, if anything."""

@@ -1,8 +1,9 @@
 """What ends when its parent is gone, SIGKILL included: each server by itself, and the guard for the others.
 
 Also run as a script, by path, before anything else is imported: ``orphans.py --multiprocessing-fork ...`` is a server's
-first step, ``orphans.py "fastutils: guard of PID" ...`` the guard. A server's own watch is a thread: it does not run while C code holds the
-interpreter's lock, while the process is stopped, or once it has ended and left children behind. The guard sees to that.
+first step, ``orphans.py "fastutils: guard of PID" ...`` the guard. A server's own watch is a thread: it does not run
+while C code holds the interpreter's lock, while the process is stopped, or once it has ended and left children behind.
+The guard sees to that.
 
 The parent holds the only writing end of a pipe that nobody writes to; whoever watches it reads the end of file when the
 parent is gone. On Linux the parent's pidfd is watched too, in case somebody forked the parent from C and so holds a

@@ -19,6 +19,7 @@ from fastutils import _host
 from fastutils.processes.arguments import also_called, checked_number, checked_timeout
 from fastutils.processes.ending import Ending, Resources, end_all
 from fastutils.processes.guard import Guard
+from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.redaction import redact
 from fastutils.processes.spawning import ProgramProcess, start_program
@@ -144,8 +145,9 @@ class RustFrontendProcessManager:
             forwarded = self._forwarded_arguments(args, bool(listeners))
             command += ["--args-json", json.dumps(forwarded, sort_keys=True)]
             _host.logger(__name__).info("Launching Rust frontend: %s", shlex.join(redact(command)))
-            guard = self._resources.open_guard()
-            self.processes.append(_launch(command, [*sockets.values(), *grpc.values()], guard))
+            with Interruptions():  # a process that is started must be known, whatever a signal's handler raises
+                guard = self._resources.open_guard()
+                self.processes.append(_launch(command, [*sockets.values(), *grpc.values()], guard))
             self._resources.open_guard()  # a signal's handler may have shut it down meanwhile
             for listener in listeners:
                 listener.close()

@@ -29,6 +29,7 @@ from fastutils import _host
 from fastutils.processes.arguments import Deadline, checked_timeout
 from fastutils.processes.child import Child
 from fastutils.processes.guard import PROGRAM, Guard, may_write_to_the_terminal, pipe
+from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.orphans import end_with_parent
 from fastutils.processes.watching import SETTLE_S, explain_exit
 
@@ -85,8 +86,9 @@ class _Popen(popen_spawn_posix.Popen):
                     ForkingPickler(data, None).dump(item)
             finally:
                 set_spawning_popen(None)
-            writer = self._spawn(process_obj)
-            self._hand_over(data.getbuffer(), writer)
+            with Interruptions() as interruptions:
+                writer = self._spawn(process_obj)
+                self._hand_over(data.getbuffer(), writer, interruptions)
         except BaseException:
             self._discard()
             raise
@@ -122,18 +124,22 @@ class _Popen(popen_spawn_posix.Popen):
         weakref.finalize(self, self.child.close).atexit = False
         return writer
 
-    def _hand_over(self, data: memoryview, writer: int) -> None:
+    def _hand_over(self, data: memoryview, writer: int, interruptions: Interruptions) -> None:
         seconds = _host.env("VLLM_ENGINE_READY_TIMEOUT_S")
         deadline = Deadline(seconds)
         os.set_blocking(writer, False)
         poll = select.poll()
         poll.register(writer, select.POLLOUT)
+        for descriptor in interruptions.waitables:
+            poll.register(descriptor, select.POLLIN)
         _close_all(self._copies)  # a child that has ended must show as a broken pipe
         while data:
             try:
                 data = data[os.write(writer, data) :]
             except BlockingIOError:
                 poll.poll(deadline.remaining() * 1000)
+                if interruptions.error is not None:
+                    raise interruptions.error from None
                 if deadline.passed:
                     raise RuntimeError(f"it did not read what it is to run within {seconds}s") from None
             except BrokenPipeError:

@@ -55,6 +55,8 @@ def shut_down(manager, grace):
 @pytest.mark.parametrize("fault", faults.FAULTS)
 def test_fault(fault, phase):
     code = faults.FAULTS[fault][1]
+    if fault == "raises a BaseException" and phase == "start":
+        code = -signal.SIGINT  # as of any program: nothing of multiprocessing's is there yet to make an exit code of it
     with two_servers(fault, phase) as (manager, opener):
         if phase in ("start", "gather"):
             not_ready(manager, fault, code)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,8 @@ from process_ends import all_end
 
 import fastutils
 from fastutils import APIServerProcessManager, shutdown
-from fastutils.processes import ending
+from fastutils.processes import interrupts
+from fastutils.processes.interrupts import Interruptions
 
 
 @pytest.fixture
@@ -31,11 +33,155 @@ def handler():
         signal.signal(signum, function)
 
 
-# --- while shutting down ----------------------------------------------------------------------------------------------
-
-
 class Interrupted(Exception):
     """Not InterruptedError, which selectors take for a reason to wait again."""
+
+
+def raising(error):
+    def handle(signum, frame):
+        raise error
+
+    return handle
+
+
+def test_what_a_handler_raises_comes_at_the_end():
+    done = []
+    with pytest.raises(KeyboardInterrupt), Interruptions() as interruptions:  # noqa: PT012
+        signal.raise_signal(signal.SIGINT)
+        done.append(type(interruptions.error))
+        signal.raise_signal(signal.SIGINT)
+        done.append("still here")
+    assert done == [KeyboardInterrupt, "still here"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_first_of_several_counts(handler):
+    handler(signal.SIGTERM, raising(SystemExit(3)))
+    handler(signal.SIGALRM, raising(TimeoutError("too late")))
+    with pytest.raises(TimeoutError), Interruptions():  # noqa: PT012
+        for signum in (signal.SIGALRM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(signum)
+
+
+def test_a_handler_that_raises_nothing_runs_at_once(handler):
+    seen = []
+    handler(signal.SIGUSR1, lambda signum, frame: seen.append((signum, frame is not None)))
+    with Interruptions() as interruptions:
+        signal.raise_signal(signal.SIGUSR1)
+        assert seen == [(signal.SIGUSR1, True)]
+        assert interruptions.error is None
+
+
+def test_an_error_of_the_operation_is_the_cause():
+    def operation():
+        with Interruptions():
+            signal.raise_signal(signal.SIGINT)
+            raise LookupError("of the operation")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        operation()
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+def test_nested_ones_leave_it_to_the_outermost():
+    done = []
+    with pytest.raises(KeyboardInterrupt), Interruptions() as outer:  # noqa: PT012
+        with Interruptions() as inner:
+            assert inner is outer
+            signal.raise_signal(signal.SIGINT)
+        done.append("after the inner one")
+    assert done == ["after the inner one"]
+
+
+def test_a_handler_that_is_installed_meanwhile_stays(handler):
+    def mine(signum, frame):
+        return None
+
+    handler(signal.SIGUSR1, lambda signum, frame: None)
+    with Interruptions():
+        signal.signal(signal.SIGUSR1, mine)
+    assert signal.getsignal(signal.SIGUSR1) is mine
+
+
+def test_other_threads_are_none_of_its_business():
+    seen = []
+
+    def run():
+        with Interruptions() as interruptions:
+            seen.append((interruptions.waitables, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [([], signal.default_int_handler)]
+
+
+def is_restarted(signum):
+    """Whether a read that the signal comes into goes on afterwards: it then ends with what is written to the pipe."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # in a process of its own: a read that fails is repeated by Python itself, so C's is asked
+        code = 2
+        try:
+            import ctypes
+
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            timer = threading.Timer(
+                0.2, lambda: (os.kill(os.getpid(), signum), time.sleep(0.2), os.write(writer, b"x"))
+            )
+            timer.start()
+            libc = ctypes.CDLL(None)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signum])
+            code = 0 if libc.read(reader, ctypes.create_string_buffer(1), 1) == 1 else 1
+        finally:
+            os._exit(code)
+    os.close(reader)
+    os.close(writer)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_whether_system_calls_are_restarted_stays(handler, restart):
+    handler(signal.SIGUSR1, lambda signum, frame: None)
+    signal.siginterrupt(signal.SIGUSR1, not restart)
+    assert is_restarted(signal.SIGUSR1) is restart
+    with Interruptions():
+        assert is_restarted(signal.SIGUSR1) is restart
+    assert is_restarted(signal.SIGUSR1) is restart
+
+
+def test_nothing_stays_installed_if_its_first_step_is_interrupted(handler, monkeypatch):
+    handler(signal.SIGUSR1, raising(Interrupted()))
+    before = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
+    exchange, steps = interrupts._exchange, []
+
+    def interrupted(signum, function):
+        exchange(signum, function)
+        steps.append(signum)
+        if len(steps) == 1:
+            interrupts.signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(interrupts, "_exchange", interrupted)
+    with pytest.raises(Interrupted), Interruptions():
+        pytest.fail("entered")
+    assert {signum: signal.getsignal(signum) for signum in signal.valid_signals()} == before
+    assert interrupts._active is None
+
+
+def test_a_fork_within_one_does_not_inherit_it():
+    with Interruptions():
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                code = 0
+            os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+# --- while shutting down ----------------------------------------------------------------------------------------------
 
 
 def stubborn_servers(count):
@@ -44,14 +190,6 @@ def stubborn_servers(count):
     manager = APIServerProcessManager("", None, None, count, addresses, addresses, target_server_fn=program)
     manager.gather_actual_addresses(60)
     return manager
-
-
-def is_within(frame, function):
-    while frame is not None:
-        if frame.f_code is function.__code__:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def send_again_and_again(signum, until):
@@ -74,8 +212,8 @@ def test_neither_ctrl_c_nor_a_second_sigterm_leaves_anything_behind(handler, sig
     count = []
 
     def interrupt(signum, frame):
-        if is_within(frame, ending._Rest.end) or (not count and is_within(frame, ending._ends)):
-            count.append(signum)  # neither the test itself nor the steps between two tries are to be interrupted
+        if interrupts._active is not None:  # the test itself is not to be interrupted
+            count.append(signum)
             raise Interrupted(len(count))
 
     handler(signum, interrupt)
@@ -87,7 +225,6 @@ def test_neither_ctrl_c_nor_a_second_sigterm_leaves_anything_behind(handler, sig
         until.set()
         sender.join()
     assert [process.exitcode for process in manager.processes] == [-9, -9]
-    assert len(count) > 1
     manager.shutdown()
 
 
