@@ -150,7 +150,10 @@ class _Rest:
     def __init__(
         self, processes: Sequence[ProcessLike], living: Sequence[ProcessLike], crowd: Crowd | None, guard: Guard | None
     ) -> None:
-        self._own = {process.pid for process in processes}
+        self._own: set[int | None] = set()
+        for process in processes:
+            with contextlib.suppress(ValueError):  # it is closed
+                self._own.add(process.pid)
         self._living = living
         self._crowd = crowd
         self._guard = guard

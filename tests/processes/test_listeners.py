@@ -242,7 +242,7 @@ def test_listeners_are_cleaned_up_when_the_start_fails(listeners, case):
         options["target_server_fn"] = lambda *_: None
         message, error = "cannot start API server process ApiServer_0", RuntimeError
     else:
-        count, message, error = 0, "num_servers=0: at least one", ValueError
+        count, message, error = 0, "num_servers=0: it must be at least 1", ValueError
     with pytest.raises(error, match=message):
         APIServerProcessManager("", None, argparse.Namespace(), count, **options)
     for listener in inputs + [x for x in options["output_listeners"] if not isinstance(x, str)]:
