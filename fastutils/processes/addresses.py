@@ -10,6 +10,7 @@ import sys
 import uuid
 
 from fastutils import _host
+from fastutils.processes.showing import shown
 
 #: Longest path of a Unix socket in bytes, without the final NUL: ``sun_path`` holds 108 on Linux, 104 on BSD and macOS.
 IPC_PATH_LIMIT = 107 if sys.platform.startswith("linux") else 103
@@ -47,7 +48,7 @@ def _ipc_address() -> str:
 
 def _tcp_address(host: str, port: int) -> str:
     if not isinstance(host, str):
-        raise TypeError(f"host must be a string, not {host!r}")
+        raise TypeError(f"host must be a string, not {shown(host)}")
     if not host:
         raise ValueError("host is empty; name an interface or address, such as 127.0.0.1")
     number = operator.index(port)
@@ -89,7 +90,7 @@ def check_bindable(address: object, name: str) -> None:
     ``tcp://host:port`` and ``ipc://path`` are looked at; other transports are ZMQ's business, except ``inproc``.
     """
     if not isinstance(address, str):
-        raise TypeError(f"{name} must be a string such as 'tcp://127.0.0.1:0', not {address!r}")
+        raise TypeError(f"{name} must be a string such as 'tcp://127.0.0.1:0', not {shown(address)}")
     transport, separator, path = address.partition("://")
     try:
         if not separator or transport == "tcp":

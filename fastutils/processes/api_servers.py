@@ -20,6 +20,7 @@ from fastutils.processes.ending import DEFAULT_GRACE_S, Ending, Resources, end_a
 from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.readiness import ReportPipe, gather_bound_addresses
+from fastutils.processes.showing import shown
 from fastutils.processes.spawning import ServerProcess
 
 # Where vLLM keeps ``run_server_worker``: since 0.29, and before.
@@ -110,7 +111,7 @@ class APIServerProcessManager:
             count = _checked_count(num_servers, input_addresses, output_addresses)
             target = run_api_server_worker_proc if target_server_fn is None else target_server_fn
             if not callable(target):
-                raise TypeError(f"target_server_fn must be callable, not {target!r}")
+                raise TypeError(f"target_server_fn must be callable, not {shown(target)}")
             if listeners:
                 _check_listeners(input_addresses, output_addresses)
             else:
@@ -209,7 +210,7 @@ def _check_listeners(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     for name, listeners in ("input_listeners", inputs), ("output_listeners", outputs):
         for index, listener in enumerate(listeners):
             if not is_listener(listener):
-                raise TypeError(f"{name}[{index}] must be a listener like the others, not {listener!r}")
+                raise TypeError(f"{name}[{index}] must be a listener like the others, not {shown(listener)}")
             if listener.socket.fileno() < 0:
                 raise ValueError(f"{name}[{index}] at {listener.address} is closed")
 

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fastutils.processes.arguments import Deadline
+from fastutils.processes.showing import shown
 from fastutils.processes.watching import EndWatch, ProcessLike, explain_exit
 
 _LENGTH = struct.Struct("!i")
@@ -169,7 +170,7 @@ def _addresses_in(process: ProcessLike, message: bytes) -> tuple[str, str]:
             for address in addresses:
                 _check_reachable(process, str(address))
             return str(addresses[0]), str(addresses[1])
-    raise _wrong_report(process, f"{report!r:.200}")
+    raise _wrong_report(process, shown(report))
 
 
 def _check_reachable(process: ProcessLike, address: str) -> None:

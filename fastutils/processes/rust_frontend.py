@@ -10,7 +10,6 @@ import functools
 import importlib
 import json
 import os
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, overload
@@ -21,7 +20,6 @@ from fastutils.processes.ending import Ending, Resources, end_all
 from fastutils.processes.guard import Guard
 from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener, is_listener
-from fastutils.processes.redaction import redact
 from fastutils.processes.spawning import ProgramProcess, start_program
 
 #: Arguments that concern the Python launcher, or that the command line carries already.
@@ -40,7 +38,7 @@ class RustFrontendProcessManager:
     --engine-count N [--coordinator-address S] --args-json JSON``; FD, the listening `sock`'s, is inherited by this
     child alone. JSON, with sorted keys, holds the arguments that differ from their defaults, plus
     ``engine_ready_timeout_secs`` and ``http_timeout_keep_alive`` from ``VLLM_ENGINE_READY_TIMEOUT_S`` and
-    ``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``. The launch is logged with its credentials hidden.
+    ``VLLM_HTTP_TIMEOUT_KEEP_ALIVE``. The launch is logged with the names in JSON and none of its values.
 
     The calls of later versions work as well. `data_parallel_size` (0.28) adds ``--data-parallel-size D`` after the
     engine count. Bound sockets (0.32; `fastutils.processes.ZmqListener` or objects alike) as ``input_listener`` and
@@ -144,7 +142,9 @@ class RustFrontendProcessManager:
                 command += [name, str(value)]
             forwarded = self._forwarded_arguments(args, bool(listeners))
             command += ["--args-json", json.dumps(forwarded, sort_keys=True)]
-            _host.logger(__name__).info("Launching Rust frontend: %s", shlex.join(redact(command)))
+            # No value, whatever its name: what is a credential, only the operator knows.
+            names = ", ".join(sorted(forwarded))
+            _host.logger(__name__).info("Launching Rust frontend: %s, with the arguments %s", command[0], names)
             with Interruptions():  # a process that is started must be known, whatever a signal's handler raises
                 guard = self._resources.open_guard()
                 self.processes.append(_launch(command, [*sockets.values(), *grpc.values()], guard))
