@@ -19,6 +19,9 @@ from typing import Any, TextIO
 stood_in_for: ModuleType | None = None
 
 
+_YES = frozenset({"1", "true", "yes", "on"})
+
+
 def _flag(name: str, default: str) -> Callable[[], bool]:
     def read() -> bool:
         text = os.environ.get(name, default)
@@ -82,9 +85,27 @@ def env(name: str) -> Any:
     return _READERS[name]()
 
 
-def config_root() -> Path:
-    """vLLM's configuration folder (``VLLM_CONFIG_ROOT``, else below ``XDG_CONFIG_HOME``)."""
-    return Path(env("VLLM_CONFIG_ROOT"))
+def config_root() -> Path | None:
+    """vLLM's configuration folder (``VLLM_CONFIG_ROOT``, else below ``XDG_CONFIG_HOME``).
+
+    None if it lies below a home folder that nobody knows: Python then gives a folder called ``~``, or ``/`` where
+    ``HOME`` is set to nothing.
+    """
+    root = str(env("VLLM_CONFIG_ROOT"))
+    below_home = not any(os.environ.get(name) for name in ("VLLM_CONFIG_ROOT", "XDG_CONFIG_HOME"))
+    if root.startswith("~") or (below_home and os.environ.get("HOME") == ""):
+        return None
+    return Path(root)
+
+
+def usage_stats_are_declined() -> bool:
+    """Whether ``VLLM_NO_USAGE_STATS``, ``VLLM_DO_NOT_TRACK`` or ``DO_NOT_TRACK`` says so.
+
+    vLLM takes 1 alone for a yes; whoever writes another word for yes does not want to be reported either.
+    """
+    told = os.environ.get("VLLM_DO_NOT_TRACK") or os.environ.get("DO_NOT_TRACK") or ""
+    words = {text.strip().lower() for text in (told, os.environ.get("VLLM_NO_USAGE_STATS", ""))}
+    return bool(words & _YES or env("VLLM_NO_USAGE_STATS") or env("VLLM_DO_NOT_TRACK"))
 
 
 def logger(name: str) -> logging.Logger:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import json
 import os
+import stat
 import sys
 import threading
 import time
@@ -36,9 +38,10 @@ def report_usage_stats(vllm_config: Any, usage_context: Any = UsageContext.ENGIN
     """Report once how an engine is configured, as ``vllm.v1.utils.report_usage_stats`` does.
 
     Nothing happens, and `vllm_config` is not looked at, if ``VLLM_NO_USAGE_STATS``, ``VLLM_DO_NOT_TRACK`` or
-    ``DO_NOT_TRACK`` is 1 or a file ``do_not_track`` lies in vLLM's configuration folder. Within vLLM its own reporter
-    gets the record. Elsewhere the record is appended to ``fastutils_usage.jsonl`` in that folder and goes nowhere
-    else: no server is ever contacted.
+    ``DO_NOT_TRACK`` is 1, true, yes or on, or a file ``do_not_track`` lies in vLLM's configuration folder. Within vLLM
+    its own reporter gets the record. Elsewhere the record is appended to ``fastutils_usage.jsonl`` in that folder, for
+    this user's eyes alone, and goes nowhere else: no server is ever contacted. It is not written where the folder is
+    not known because the home folder is not, nor into anything but an ordinary file that belongs to this user.
 
     Returns without waiting: a daemon thread writes the file. Never raises: a configuration without an attribute gives
     None for it, and what fails otherwise is logged at debug level.
@@ -53,9 +56,10 @@ def report_usage_stats(vllm_config: Any, usage_context: Any = UsageContext.ENGIN
 
 
 def _allowed() -> bool:
-    if _host.env("VLLM_NO_USAGE_STATS") or _host.env("VLLM_DO_NOT_TRACK"):
+    if _host.usage_stats_are_declined():
         return False
-    return not (_host.config_root() / "do_not_track").exists()
+    root = _host.config_root()
+    return root is None or not (root / "do_not_track").exists()
 
 
 def _vllm_report() -> Callable[[str | None, Any, dict[str, Any]], None] | None:
@@ -151,18 +155,36 @@ def _append_in_background(architecture: str | None, context: Any, facts: dict[st
         **facts,
     }
     line = json.dumps(record, default=str) + "\n"
+    root = _host.config_root()
+    if root is None:
+        _host.logger(__name__).debug("the usage record was not written: the home folder is not known")
+        return
     # The folder may lie on a network file system that does not answer.
     name = "fastutils-usage"
-    threading.Thread(target=_append, args=(_host.config_root() / LOCAL_RECORD, line), name=name, daemon=True).start()
+    threading.Thread(target=_append, args=(root / LOCAL_RECORD, line), name=name, daemon=True).start()
 
 
 def _append(path: Path, line: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        _make_private_folder(path.parent)
+        # Whoever else may write into the folder may have put a link there, or a pipe on which this would hang.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
         try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
+                raise OSError(errno.EPERM, "not an ordinary file of this user's with this one name", str(path))
+            os.fchmod(descriptor, 0o600)
             os.write(descriptor, line.encode())  # in one write: records of several processes do not mix
         finally:
             os.close(descriptor)
     except OSError:
         _host.logger(__name__).debug("the usage record was not written to %s", path, exc_info=True)
+
+
+def _make_private_folder(folder: Path) -> None:
+    # Not `Path.mkdir(parents=True, mode=...)`, which gives the mode to the last folder only.
+    if not folder.is_dir():
+        _make_private_folder(folder.parent)
+        with contextlib.suppress(FileExistsError):  # by another process, or no folder: opening says so
+            folder.mkdir(mode=0o700)

@@ -72,6 +72,52 @@ def test_the_configuration_folder(monkeypatch, variables, folder):
 
 
 @pytest.mark.parametrize(
+    "variables", [{"HOME": None}, {"HOME": ""}, {"VLLM_CONFIG_ROOT": "~/c"}, {"VLLM_CONFIG_ROOT": "~nobody-at-all/c"}]
+)
+def test_the_configuration_folder_in_a_home_that_is_unknown(monkeypatch, variables):
+    for name in ("VLLM_CONFIG_ROOT", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    # No entry for the user, as in a container that runs under a number of its own.
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    for name, value in variables.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert _host.config_root() is None
+
+
+@pytest.mark.parametrize("word", ["1", "true", "TRUE", "yes", "on", " On "])
+@pytest.mark.parametrize("name", ["VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "DO_NOT_TRACK"])
+@pytest.mark.parametrize("within_vllm", [False, True])
+def test_usage_stats_are_declined_by_any_word_for_yes(monkeypatch, name, word, within_vllm):
+    for other in ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "DO_NOT_TRACK"):
+        monkeypatch.delenv(other, raising=False)
+    if within_vllm:  # which takes 1 alone
+        monkeypatch.setitem(
+            sys.modules, "vllm.envs", SimpleNamespace(VLLM_NO_USAGE_STATS=False, VLLM_DO_NOT_TRACK=False)
+        )
+    assert not _host.usage_stats_are_declined()
+    monkeypatch.setenv(name, word)
+    assert _host.usage_stats_are_declined()
+
+
+@pytest.mark.parametrize("word", ["", "0", "false", "no", "off"])
+def test_usage_stats_are_not_declined_by_a_no(monkeypatch, word):
+    for name in ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "DO_NOT_TRACK"):
+        monkeypatch.setenv(name, word)
+    assert not _host.usage_stats_are_declined()
+    monkeypatch.setenv("VLLM_DO_NOT_TRACK", "0")
+    monkeypatch.setenv("DO_NOT_TRACK", "true")
+    assert not _host.usage_stats_are_declined()  # the first that is set decides, as in vLLM
+
+
+def test_what_vllm_itself_takes_for_a_yes_counts(monkeypatch):
+    for name in ("VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "DO_NOT_TRACK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(sys.modules, "vllm.envs", SimpleNamespace(VLLM_NO_USAGE_STATS=False, VLLM_DO_NOT_TRACK=True))
+    assert _host.usage_stats_are_declined()
+
+
+@pytest.mark.parametrize(
     ("variables", "tracked"),
     [
         ({}, True),

@@ -1,6 +1,7 @@
 """report_usage_stats: when it reports, what, and where to."""
 
 import json
+import os
 import stat
 import sys
 import threading
@@ -122,7 +123,73 @@ def test_without_vllm_the_record_goes_to_a_local_file(folder):
     assert (first["context"], second["context"]) == ("ENGINE_CONTEXT", "LLM_CLASS")
     assert set(first) == {*FACTS, "uuid", "log_time", "model_architecture", "context"}
     assert first["uuid"] != second["uuid"]
-    assert stat.S_IMODE((folder / LOCAL_RECORD).stat().st_mode) == 0o600
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_record_is_for_this_user_alone(folder):
+    before = os.umask(0)
+    try:
+        report_usage_stats(make_config())
+        finish()
+    finally:
+        os.umask(before)
+    assert (mode(folder.parent), mode(folder), mode(folder / LOCAL_RECORD)) == (0o700, 0o700, 0o600)
+
+
+def test_a_record_that_others_could_read_is_closed_to_them_and_the_folder_stays_as_it_is(folder):
+    folder.mkdir(parents=True)
+    folder.chmod(0o755)
+    (folder / LOCAL_RECORD).touch()
+    (folder / LOCAL_RECORD).chmod(0o666)
+    report_usage_stats(make_config())
+    assert len(records(folder)) == 1
+    assert (mode(folder), mode(folder / LOCAL_RECORD)) == (0o755, 0o600)  # vLLM keeps other things in there
+
+
+@pytest.mark.parametrize("kind", ["symbolic link", "link", "dangling link", "pipe", "pipe with a reader", "folder"])
+def test_nothing_but_an_ordinary_file_is_written_to(folder, tmp_path, caplog, kind):
+    caplog.set_level("DEBUG")
+    folder.mkdir(parents=True)
+    record, other = folder / LOCAL_RECORD, tmp_path / "other"
+    if kind != "dangling link":
+        other.write_text("precious")
+        other.chmod(0o644)
+    reader = None
+    if kind == "link":
+        record.hardlink_to(other)
+    elif "link" in kind:
+        record.symlink_to(other)
+    elif kind == "folder":
+        record.mkdir()
+    else:
+        os.mkfifo(record)
+        if "reader" in kind:
+            reader = os.open(record, os.O_RDONLY | os.O_NONBLOCK)
+    report_usage_stats(make_config())
+    finish()
+    assert "the usage record was not written" in caplog.text
+    if kind == "dangling link":
+        assert not other.exists()
+    else:
+        assert (other.read_text(), mode(other)) == ("precious", 0o644)
+    if reader is not None:
+        assert os.read(reader, 1) == b""
+        os.close(reader)
+
+
+def test_nothing_is_written_where_the_home_folder_is_unknown(tmp_path, monkeypatch, caplog):
+    caplog.set_level("DEBUG")
+    for name in ("VLLM_CONFIG_ROOT", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda number: {}[number])
+    monkeypatch.chdir(tmp_path)
+    report_usage_stats(make_config())
+    finish()
+    assert list(tmp_path.iterdir()) == []
+    assert "the home folder is not known" in caplog.text
 
 
 def test_optional_parts(folder):
@@ -167,13 +234,14 @@ class Untouchable:
         raise AssertionError(f"{name} was looked at")
 
 
+@pytest.mark.parametrize("word", ["1", "true", "yes", "on"])
 @pytest.mark.parametrize("switch", ["VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "DO_NOT_TRACK", "the file"])
-def test_each_switch_is_respected_before_anything_is_looked_at(folder, monkeypatch, switch):
+def test_each_switch_is_respected_before_anything_is_looked_at(folder, monkeypatch, switch, word):
     if switch == "the file":
         folder.mkdir(parents=True)
         (folder / "do_not_track").touch()
     else:
-        monkeypatch.setenv(switch, "1")
+        monkeypatch.setenv(switch, word)
     monkeypatch.setattr("fastutils.usage._facts", _must_not_run)
     monkeypatch.setattr("fastutils.usage._architecture", _must_not_run)
     report_usage_stats(Untouchable())
