@@ -6,14 +6,19 @@ import errno
 import ipaddress
 import operator
 import os
+import socket
 import sys
 import uuid
+from typing import Any
 
 from fastutils import _host
 from fastutils.processes.showing import shown
 
 #: Longest path of a Unix socket in bytes, without the final NUL: ``sun_path`` holds 108 on Linux, 104 on BSD and macOS.
 IPC_PATH_LIMIT = 107 if sys.platform.startswith("linux") else 103
+
+# The user whose rights count when a socket is created may be another than the one who started the program.
+_AS_EFFECTIVE_USER: dict[str, Any] = {"effective_ids": True} if os.access in os.supports_effective_ids else {}
 
 
 def get_engine_client_zmq_addr(local_only: bool, host: str, port: int = 0) -> str:
@@ -23,23 +28,27 @@ def get_engine_client_zmq_addr(local_only: bool, host: str, port: int = 0) -> st
     each call, and nothing is created. Else ``tcp://host:port``, an IPv6 `host` in brackets. Port 0 lets the kernel
     choose when the socket is bound; whoever binds reads the real one from ``zmq.LAST_ENDPOINT``.
 
-    Raises ValueError for an IPC path longer than the platform's sockets allow (107 bytes on Linux), an empty host and
-    a port outside 0..65535; TypeError for a port that is no integer; PermissionError if sockets may not be created in
-    FOLDER.
+    Raises ValueError for an IPC path longer than the platform's sockets allow (107 bytes on Linux), an empty host, a
+    host that brings its own port and a port outside 0..65535; TypeError for a port that is no integer;
+    FileNotFoundError or NotADirectoryError if FOLDER is none, and PermissionError if sockets may not be created in it.
     """
     return _ipc_address() if local_only else _tcp_address(host, port)
 
 
 def _ipc_address() -> str:
-    folder = _host.env("VLLM_RPC_BASE_PATH")
-    path = f"{folder}/{uuid.uuid4()}"
+    path = f"{_host.env('VLLM_RPC_BASE_PATH')}/{uuid.uuid4()}"
     length = len(os.fsencode(path))
     if length > IPC_PATH_LIMIT:
         raise ValueError(
             f"the IPC path {path!r} takes {length} bytes, but a socket's path holds at most {IPC_PATH_LIMIT}; "
             "set VLLM_RPC_BASE_PATH to a shorter folder"
         )
-    if os.path.isdir(folder) and not os.access(folder, os.W_OK | os.X_OK):
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        number = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
+        what = "is no folder" if number == errno.ENOTDIR else "does not exist"
+        raise OSError(number, f"the folder for sockets {what}; create it or set VLLM_RPC_BASE_PATH to another", folder)
+    if not os.access(folder, os.W_OK | os.X_OK, **_AS_EFFECTIVE_USER):
         raise PermissionError(
             errno.EACCES, "no permission to create sockets in the folder; set VLLM_RPC_BASE_PATH to another", folder
         )
@@ -54,34 +63,53 @@ def _tcp_address(host: str, port: int) -> str:
     number = operator.index(port)
     if not 0 <= number <= 65535:
         raise ValueError(f"port {number} is not in 0..65535")
-    return f"tcp://[{host}]:{number}" if _is_ipv6(host) else f"tcp://{host}:{number}"
+    if _is_ipv6(host):
+        return f"tcp://[{host}]:{number}"
+    if ":" in host and not (host[0] == "[" and host[-1] == "]" and _is_ipv6(host[1:-1])):
+        raise ValueError(
+            f"host {host!r} holds more than a host; pass the name or address alone, and the port as port={number}"
+        )
+    return f"tcp://{host}:{number}"
 
 
 def _is_ipv6(host: str) -> bool:
+    return isinstance(_numeric(host), ipaddress.IPv6Address)
+
+
+def _numeric(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The address that `host` is; None for a name."""
     try:
-        ipaddress.IPv6Address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))  # the short forms that sockets take: 0, 127.1
+    except (OSError, ValueError):
+        return None
 
 
 def split_tcp_address(address: str) -> tuple[str, int | None]:
     """(host without brackets, port) of ``tcp://host:port``; the port is None for ``*``.
 
-    Raises ValueError for anything else, and for a port outside 0..65535.
+    As ZMQ reads it: the port stands after the last colon, an IPv6 host may do without brackets. Raises ValueError for
+    anything else, and for a port outside 0..65535.
     """
-    host, separator, port = address.removeprefix("tcp://").rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not address.startswith("tcp://") or not separator or not host or (":" in host and not bracketed):
+    inside, separator, port = address.removeprefix("tcp://").rpartition(":")
+    host = inside[1:-1] if inside[:1] == "[" and inside[-1:] == "]" else inside
+    wrong = not host or "[" in host or "]" in host or (":" in host and not _is_ipv6(host))
+    if not address.startswith("tcp://") or not separator or wrong:
         raise ValueError(f"{address!r} is not of the form tcp://host:port (an IPv6 host in brackets) or ipc://path")
     if port != "*" and not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ValueError(f"the port of {address!r} is not in 0..65535")
-    return host.removeprefix("[").removesuffix("]"), None if port == "*" else int(port)
+    return host, None if port == "*" else int(port)
 
 
 def is_wildcard_host(host: str) -> bool:
     """Whether `host` means every interface: it can be bound, but nobody elsewhere can connect to it."""
-    return host in ("*", "0.0.0.0", "::")
+    address = _numeric(host)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return host == "*" or (address is not None and address.is_unspecified)
 
 
 def check_bindable(address: object, name: str) -> None:

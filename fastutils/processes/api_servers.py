@@ -7,9 +7,10 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import itertools
 import multiprocessing
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, overload
 
@@ -25,6 +26,8 @@ from fastutils.processes.spawning import ServerProcess
 
 # Where vLLM keeps ``run_server_worker``: since 0.29, and before.
 _WORKER_HOMES = ("vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server")
+# More than anybody starts: an endless iterator of addresses is to be an error, not a wait.
+_MOST_SERVERS = 65536
 _ADMISSION_CONTROL = "vllm.v1.engine.admission_control"
 
 
@@ -36,6 +39,7 @@ class APIServerProcessManager:
     holds ``input_address``, ``output_address`` (this server's, from the two lists), ``client_count``, ``client_index``,
     ``actual_address_pipe`` (for `fastutils.processes.report_bound_addresses`) and, when given, ``stats_update_address``
     and ``tensor_queue``. Everything passed must be picklable for a spawned process; `sock` stays the caller's.
+    The addresses may be any iterables; each is gone through once.
 
     The call of vLLM 0.32 and later works as well: bound sockets (`fastutils.processes.ZmqListener` or objects alike)
     as ``input_listeners`` and ``output_listeners``, or in the place of the addresses. They belong to the manager from
@@ -63,8 +67,8 @@ class APIServerProcessManager:
         sock: Any,
         args: argparse.Namespace,
         num_servers: int,
-        input_addresses: list[str],
-        output_addresses: list[str],
+        input_addresses: Iterable[str],
+        output_addresses: Iterable[str],
         target_server_fn: Callable[..., Any] | None = None,
         stats_update_address: str | None = None,
         tensor_queue: Any | None = None,
@@ -77,8 +81,8 @@ class APIServerProcessManager:
         sock: Any,
         args: argparse.Namespace,
         num_servers: int,
-        input_listeners: Sequence[Listener],
-        output_listeners: Sequence[Listener],
+        input_listeners: Iterable[Listener],
+        output_listeners: Iterable[Listener],
         target_server_fn: Callable[..., Any] | None = None,
         stats_update_address: str | None = None,
         tensor_queue: Any | None = None,
@@ -97,30 +101,32 @@ class APIServerProcessManager:
         stats_update_address: str | None = None,
         tensor_queue: Any | None = None,
     ) -> None:
-        listeners = [thing for thing in (*input_addresses, *output_addresses) if is_listener(thing)]
         self.listen_address = listen_address
         self.sock = sock
         self.args = args
         self.processes: list[BaseProcess] = []
         self._reports: dict[int, tuple[str, str]] = {}
         self._pipes: list[ReportPipe] = []
-        self._resources = Resources(listeners)
+        self._resources = Resources()
         self._ending = Ending(self, functools.partial(_end, self.processes, self._resources))
         optional = {"stats_update_address": stats_update_address, "tensor_queue": tensor_queue}
         try:
-            count = _checked_count(num_servers, input_addresses, output_addresses)
+            inputs = _taken("input_addresses", input_addresses, self._resources)
+            outputs = _taken("output_addresses", output_addresses, self._resources)
+            listeners = any(map(is_listener, (*inputs, *outputs)))
+            count = _checked_count(num_servers, inputs, outputs)
             target = run_api_server_worker_proc if target_server_fn is None else target_server_fn
             if not callable(target):
                 raise TypeError(f"target_server_fn must be callable, not {shown(target)}")
             if listeners:
-                _check_listeners(input_addresses, output_addresses)
+                _check_listeners(inputs, outputs)
             else:
-                for name, addresses in ("input_addresses", input_addresses), ("output_addresses", output_addresses):
+                for name, addresses in ("input_addresses", inputs), ("output_addresses", outputs):
                     for index, address in enumerate(addresses):
                         check_bindable(address, f"{name}[{index}]")
             shared = {name: value for name, value in optional.items() if value is not None}
-            shared |= _shared_arrays(count, args, bool(listeners))
-            self._start_all(count, target, input_addresses, output_addresses, shared)
+            shared |= _shared_arrays(count, args, listeners)
+            self._start_all(count, target, inputs, outputs, shared)
         except BaseException as error:
             instead = self._ending.of_a_failed_start(error)
             if instead is not None:
@@ -193,6 +199,18 @@ class APIServerProcessManager:
         if timeout is not None:
             checked_timeout(timeout)
         self._ending(timeout)
+
+
+def _taken(name: str, things: Iterable[Any], resources: Resources) -> list[Any]:
+    """What there is of `things`; a listener is the manager's from when it is seen."""
+    if not isinstance(things, Iterable):
+        raise TypeError(f"{name} must be addresses, one for each server, not {shown(things)}")
+    taken = []
+    for thing in itertools.islice(things, _MOST_SERVERS):
+        taken.append(thing)
+        if is_listener(thing):
+            resources.closing.callback(thing.cleanup)
+    return taken
 
 
 def _checked_count(num_servers: int, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:

@@ -217,7 +217,7 @@ class _Rest:
 class Resources:
     """What a manager holds besides its processes, closed when these have ended; `listeners` from the start."""
 
-    def __init__(self, listeners: Iterable[Listener]) -> None:
+    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
         self.closing = contextlib.ExitStack()  # each is closed, whichever fails
         self.guard: Guard | None = None
         self._is_closed = False

@@ -101,11 +101,17 @@ class ZmqListener:
 def _listen_at_port(address: str) -> tuple[socket.socket, str]:
     host, port = split_tcp_address(address)
     if port is None or is_wildcard_host(host):
-        raise ValueError(f"{address!r}: name the interface's address and a port (0: the kernel chooses)")
+        raise _no_interface(address)
     family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    if is_wildcard_host(str(where[0])):
+        raise _no_interface(address)
     listener = socket.create_server((where[0], port), family=family, backlog=_BACKLOG)
     shown = f"[{host}]" if ":" in host else host
     return listener, f"tcp://{shown}:{listener.getsockname()[1]}"
+
+
+def _no_interface(address: str) -> ValueError:
+    return ValueError(f"{address!r}: name the interface's address and a port (0: the kernel chooses)")
 
 
 def adopt_listeners(client_config: Mapping[str, Any], input_socket: Any, output_socket: Any) -> None:

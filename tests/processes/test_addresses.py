@@ -1,14 +1,18 @@
-"""get_engine_client_zmq_addr."""
+"""get_engine_client_zmq_addr, and the forms of addresses."""
 
+import errno
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import uuid
 
 import pytest
 
+import fastutils
 from fastutils import get_engine_client_zmq_addr
-from fastutils.processes.addresses import IPC_PATH_LIMIT
+from fastutils.processes.addresses import IPC_PATH_LIMIT, check_bindable, is_wildcard_host, split_tcp_address
 
 
 def test_a_local_address_is_a_unique_path_in_the_folder_for_temporary_files(monkeypatch):
@@ -20,11 +24,11 @@ def test_a_local_address_is_a_unique_path_in_the_folder_for_temporary_files(monk
     assert uuid.UUID(name).version == 4
 
 
-def test_the_folder_comes_from_the_environment_at_each_call(monkeypatch):
-    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/run/a")
-    assert get_engine_client_zmq_addr(local_only=True, host="").startswith("ipc:///run/a/")
-    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/run/b")
-    assert get_engine_client_zmq_addr(local_only=True, host="").startswith("ipc:///run/b/")
+def test_the_folder_comes_from_the_environment_at_each_call(monkeypatch, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", f"{tmp_path}/{name}")
+        assert get_engine_client_zmq_addr(local_only=True, host="").startswith(f"ipc://{tmp_path}/{name}/")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +103,7 @@ def test_the_limit_counts_bytes_not_letters(monkeypatch):
 def test_a_folder_in_which_sockets_may_not_be_created(monkeypatch, tmp_path):
     asked = []
 
-    def access(path, mode):
+    def access(path, mode, **more):
         asked.append((path, mode))
         return False  # root may do anything, so the answer is not the kernel's here
 
@@ -110,6 +114,102 @@ def test_a_folder_in_which_sockets_may_not_be_created(monkeypatch, tmp_path):
     assert asked == [(str(tmp_path), os.W_OK | os.X_OK)]
 
 
-def test_a_folder_that_is_not_there_yet(monkeypatch, tmp_path):
+AS_ANOTHER_USER = """
+import os, sys
+from fastutils import get_engine_client_zmq_addr
+os.seteuid(65534)
+try:
+    print(get_engine_client_zmq_addr(True, ""))
+except PermissionError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.skipif(os.access not in os.supports_effective_ids, reason="this platform asks for the real user only")
+def test_the_rights_are_those_of_the_effective_user(short_folder):
+    def run(mode):
+        short_folder.chmod(mode)
+        package = os.path.dirname(os.path.dirname(fastutils.__file__))
+        environment = {**os.environ, "VLLM_RPC_BASE_PATH": str(short_folder), "PYTHONPATH": package}
+        command = [sys.executable, "-c", AS_ANOTHER_USER]
+        return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+    assert run(0o777).startswith("ipc://")
+    assert "no permission to create sockets" in run(0o755)
+
+
+def test_a_folder_that_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", str(tmp_path / "later"))
-    assert get_engine_client_zmq_addr(True, "").startswith(f"ipc://{tmp_path}/later/")
+    with pytest.raises(FileNotFoundError, match=r"does not exist; create it or set VLLM_RPC_BASE_PATH .*later"):
+        get_engine_client_zmq_addr(True, "")
+    (tmp_path / "later").touch()
+    with pytest.raises(NotADirectoryError, match=r"is no folder; create it or set VLLM_RPC_BASE_PATH .*later"):
+        get_engine_client_zmq_addr(True, "")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:5555", "[::1]:5555", "node:1", "tcp://127.0.0.1", "[node:1]", "a:b:c"])
+def test_a_host_with_more_than_a_host(host):
+    with pytest.raises(ValueError, match=rf"host '{re.escape(host)}' holds more than a host; .*the port as port=7"):
+        get_engine_client_zmq_addr(False, host, 7)
+
+
+# --- the form of an address -------------------------------------------------------------------------------------------
+
+HOSTS = {
+    "127.0.0.1": "127.0.0.1",
+    "localhost": "localhost",
+    "lo": "lo",
+    "*": "*",
+    "[*]": "*",
+    "0": "0",
+    "127.1": "127.1",
+    "[127.0.0.1]": "127.0.0.1",
+    "::1": "::1",
+    "[::1]": "::1",
+    "::": "::",
+    "::ffff:0.0.0.0": "::ffff:0.0.0.0",
+    "[::ffff:127.0.0.1]": "::ffff:127.0.0.1",
+    "[::1%lo]": "::1%lo",
+}
+NO_HOSTS = ["", "[]", "[[::1]]", "[::1", "::1]", "1:2:3", ":", "127.0.0.1:5"]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_what_zmq_binds_is_accepted(host):
+    zmq = pytest.importorskip("zmq")
+    for port in ("0", "*"):
+        address = f"tcp://{host}:{port}"
+        check_bindable(address, "address")
+        assert split_tcp_address(address) == (HOSTS[host], None if port == "*" else 0)
+        with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+            socket.setsockopt(zmq.IPV6, 1)
+            try:
+                socket.bind(address)
+            except zmq.ZMQError as error:
+                if ":" not in host or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # no IPv6 here
+                    raise
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+def test_what_zmq_does_not_bind_is_refused(host):
+    zmq = pytest.importorskip("zmq")
+    with pytest.raises(ValueError, match=r"address: 'tcp://.*' is not of the form tcp://host:port"):
+        check_bindable(f"tcp://{host}:0", "address")
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        socket.setsockopt(zmq.IPV6, 1)
+        with pytest.raises(zmq.ZMQError):
+            socket.bind(f"tcp://{host}:0")
+
+
+WILDCARDS = ["*", "0.0.0.0", "::", "0:0:0:0:0:0:0:0", "::ffff:0.0.0.0", "::ffff:0:0", "::%lo", "0", "0.0", "0x0"]
+
+
+@pytest.mark.parametrize("host", WILDCARDS)
+def test_wildcards(host):
+    assert is_wildcard_host(host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::ffff:127.0.0.1", "127.1", "localhost", "lo", "nöde", "\0"])
+def test_no_wildcards(host):
+    assert not is_wildcard_host(host)

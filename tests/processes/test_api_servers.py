@@ -1,6 +1,7 @@
 """APIServerProcessManager: start, readiness, end."""
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -234,7 +235,7 @@ def test_impossible_timeouts(started, timeout):
     assert manager.processes[0].is_alive()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "*", "[::]", "[::ffff:0.0.0.0]"])
 def test_a_wildcard_that_is_reported(started, host):
     address = f"tcp://{host}:5555"
     manager = started(programs.report_and_wait, addresses=[address])
@@ -251,6 +252,26 @@ def test_the_first_report_counts_and_a_second_fails_where_it_is_sent(started):
     assert manager.gather_actual_addresses(0) == (["tcp://127.0.0.1:0"], ["1"])
 
 
+def of_both_kinds(kind):
+    inputs, outputs = ["ipc:///in0", "ipc:///in1"], ["ipc:///out0", "ipc:///out1"]
+    if kind == "dictionary views":
+        return dict.fromkeys(inputs).keys(), dict(enumerate(outputs)).values()
+    if kind == "one iterator":  # which is taken from in turns, as zip does
+        both = iter(["ipc:///in0", "ipc:///out0", "ipc:///in1", "ipc:///out1"])
+        return both, both
+    if kind == "iterators":
+        return iter(inputs), iter(outputs)
+    return (address for address in inputs), (address for address in outputs)
+
+
+@pytest.mark.parametrize("kind", ["iterators", "generators", "dictionary views", "one iterator"])
+def test_addresses_that_are_no_list(kind):
+    inputs, outputs = of_both_kinds(kind)
+    manager = APIServerProcessManager("", None, ARGS, 2, inputs, outputs, target_server_fn=programs.report_and_wait)
+    assert manager.gather_actual_addresses(30) == (["ipc:///in0", "ipc:///in1"], ["ipc:///out0", "ipc:///out1"])
+    manager.shutdown()
+
+
 # --- a start that fails ----------------------------------------------------------------------------------------------
 
 
@@ -264,6 +285,16 @@ def test_unequal_address_lists(count, inputs, outputs):
     )
     with pytest.raises(ValueError, match=f"^{message}$"):
         APIServerProcessManager("", None, ARGS, count, ["a"] * inputs, ["b"] * outputs)
+
+
+def test_endless_addresses():
+    with pytest.raises(ValueError, match=r"^num_servers=1 needs .*, but got 65536 input_addresses and 1 output_addr"):
+        APIServerProcessManager("", None, ARGS, 1, itertools.repeat("a"), ["b"])
+
+
+def test_addresses_that_cannot_be_gone_through():
+    with pytest.raises(TypeError, match=r"^output_addresses must be addresses, one for each server, not 5$"):
+        APIServerProcessManager("", None, ARGS, 1, ["a"], 5)
 
 
 @pytest.mark.parametrize("count", [0, -1])

@@ -84,6 +84,9 @@ def test_an_ipc_socket_is_for_this_user_alone_and_is_removed(addresses):
         ("tcp://*:5555", "name the interface's address and a port"),
         ("tcp://0.0.0.0:0", "name the interface's address and a port"),
         ("tcp://[::]:0", "name the interface's address and a port"),
+        ("tcp://:::0", "name the interface's address and a port"),
+        ("tcp://[::ffff:0.0.0.0]:0", "name the interface's address and a port"),
+        ("tcp://0:0", "name the interface's address and a port"),
         ("tcp://127.0.0.1:*", "name the interface's address and a port"),
         ("tcp://127.0.0.1:99999", r"not in 0\.\.65535"),
         ("inproc://x", "not of the form"),
@@ -94,6 +97,19 @@ def test_an_ipc_socket_is_for_this_user_alone_and_is_removed(addresses):
 def test_addresses_of_another_form(address, message):
     with pytest.raises(ValueError, match=message):
         ZmqListener(address)
+
+
+def test_a_name_that_stands_for_every_interface(monkeypatch):
+    answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("0.0.0.0", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+    with pytest.raises(ValueError, match="'tcp://everywhere:0': name the interface's address"):
+        ZmqListener("tcp://everywhere:0")
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6")
+def test_an_ipv6_host_may_do_without_brackets():
+    with ZmqListener("tcp://::1:0") as listener:
+        assert listener.address == f"tcp://[::1]:{listener.socket.getsockname()[1]}"
 
 
 def test_a_port_that_is_taken():
@@ -246,6 +262,33 @@ def test_listeners_are_cleaned_up_when_the_start_fails(listeners, case):
     with pytest.raises(error, match=message):
         APIServerProcessManager("", None, argparse.Namespace(), count, **options)
     for listener in inputs + [x for x in options["output_listeners"] if not isinstance(x, str)]:
+        assert listener.socket.fileno() == -1
+        assert not os.path.exists(listener.address.removeprefix("ipc://"))
+
+
+def test_listeners_that_an_iterator_gives(listeners):
+    inputs, outputs = listeners("tcp", 2), listeners("tcp", 2)
+    options = {
+        "input_listeners": iter(inputs),
+        "output_listeners": dict(enumerate(outputs)).values(),
+    }
+    manager = APIServerProcessManager(
+        "", None, argparse.Namespace(), 2, target_server_fn=programs.adopting_server, **options
+    )
+    assert manager.gather_actual_addresses(0) == ([x.address for x in inputs], [x.address for x in outputs])
+    manager.shutdown(0)
+
+
+def test_the_listeners_of_an_iterator_that_fails_are_cleaned_up(listeners):
+    first, second = listeners("ipc", 2)
+
+    def failing():
+        yield first
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        APIServerProcessManager("", None, None, 2, input_listeners=failing(), output_listeners=[second])
+    for listener in (first, second):
         assert listener.socket.fileno() == -1
         assert not os.path.exists(listener.address.removeprefix("ipc://"))
 
