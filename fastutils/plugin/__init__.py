@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fastutils import _host, _select
-from fastutils.plugin import announcing, rebinding, switch, versions
+from fastutils.plugin import announcing, engines, rebinding, switch, versions
 from fastutils.plugin.offers import Offer, all_offers
 from fastutils.plugin.report import Report, Row
 
@@ -31,11 +31,14 @@ _told: tuple[int, str] | None = None
 
 
 def load() -> None:
-    """vLLM's entry point: `install`, as the environment asks for. Never raises; a second call does nothing."""
+    """vLLM's entry point: `install`, and guard engines (see `engines`), as the environment asks for. Never raises; a
+    second call does nothing.
+    """
     try:
         install()
     except Exception:
         announcing.LOGGER.exception("fastutils could not be installed; vLLM's own helpers serve")
+    engines.guard_as_asked()
 
 
 def install(names: Iterable[str] | None = None) -> Report:
@@ -77,10 +80,11 @@ def uninstall() -> Report:
 
     Modules of vLLM that were imported meanwhile get them too. What somebody else has changed since stays as it is and
     is logged. Objects that were made of our classes live on, and are no instances of vLLM's: uninstall when no engine
-    runs.
+    runs. Engines are not guarded any more.
     """
     global _report, _bindings
     with _lock:
+        engines.stop()
         if _bindings:
             for binding in rebinding.restore(_bindings):
                 announcing.LOGGER.warning(

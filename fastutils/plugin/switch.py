@@ -1,4 +1,4 @@
-"""``FASTUTILS_VLLM``: everything, nothing, or the helpers that it names."""
+"""``FASTUTILS_VLLM``: all helpers, none, or those that it names. ``FASTUTILS_VLLM_GUARD_ENGINES``: yes or no."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from fastutils.plugin import versions
 
 VARIABLE = "FASTUTILS_VLLM"
+GUARD_VARIABLE = "FASTUTILS_VLLM_GUARD_ENGINES"
 
 
 def wanted(text: str | None = None) -> frozenset[str]:
@@ -38,3 +39,17 @@ def named(names: Iterable[str], origin: str = "names") -> frozenset[str]:
         if chosen.intersection(pair):
             chosen.update(pair)
     return frozenset(chosen)
+
+
+def guards_engines(text: str | None = None) -> bool:
+    """Whether `text` (default: ``FASTUTILS_VLLM_GUARD_ENGINES``) asks for engines that end with their parent.
+
+    ``1`` or ``on``: yes; empty, unset, ``0`` or ``off``: no. ValueError for anything else.
+    """
+    text = os.environ.get(GUARD_VARIABLE, "") if text is None else text
+    words = text.split()
+    if words in (["1"], ["on"]):
+        return True
+    if not words or words in (["0"], ["off"]):
+        return False
+    raise ValueError(f"{GUARD_VARIABLE}={text!r} is neither 1 (on) nor 0 (off)")
