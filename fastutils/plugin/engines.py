@@ -45,7 +45,7 @@ def guard_as_asked() -> None:
     if _plain_start is None:
         # Multiprocessing has no hook for it, and this is the one method that every way to start passes.
         _plain_start = BaseProcess.start
-        BaseProcess.start = _start_and_guard  # type: ignore[method-assign,assignment]
+        BaseProcess.start = _start_and_guard  # type: ignore[method-assign]
     announcing.say("fastutils: the processes that vLLM starts from this one end with it")
 
 

@@ -20,6 +20,7 @@ from process_ends import all_end
 import fastutils
 from fastutils import plugin
 from fastutils.plugin import engines, switch
+from fastutils.processes import families
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this platform has no pidfd")
 
@@ -139,15 +140,6 @@ def test_without_the_switch_nothing_happens(parent, switched):
     assert all(process.is_running() for process in [started.engine, *started.reported, *started.own])
 
 
-def test_an_engine_that_ends_first_is_nobody_elses_number(parent):
-    started = parent("stubborn")
-    (guard,) = guards(psutil.Process(started.process.pid))
-    started.engine.kill()
-    started.process.kill()
-    assert all_end([started.engine, guard], LIMIT_S)
-    assert all(process.is_running() for process in started.own)
-
-
 def test_the_guard_does_not_listen_to_signals(parent):
     started = parent("stubborn")
     (guard,) = guards(psutil.Process(started.process.pid))
@@ -164,6 +156,63 @@ def ignores(pid, signum):
     with open(f"/proc/{pid}/status") as file:
         line = next(line for line in file if line.startswith("SigIgn"))
     return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+
+
+# --- the guard by itself ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleepers():
+    """Starts processes that wait; all are killed after the test."""
+    running = []
+
+    def start():
+        running.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def running_guard(parent, *lines):
+    """A guard that watches `parent` and was told `lines`; and the pipe's writing end."""
+    reader, writer = os.pipe()
+    watched = os.pidfd_open(parent.pid)
+    command = [sys.executable, "-I", "-S", engines._PROGRAM, str(reader), str(watched)]
+    with subprocess.Popen(command, pass_fds=(reader, watched)) as guard, open(writer, "w") as told:
+        os.close(reader)
+        os.close(watched)
+        told.writelines(f"{pid} {session} {started}\n" for pid, session, started in lines)
+        told.flush()
+        yield guard, told
+        guard.kill()
+
+
+@pytest.mark.parametrize("wrong", ["started", "session"])
+def test_a_number_that_is_somebody_elses_by_now(sleepers, wrong):
+    parent, engine, stranger = (sleepers() for _ in range(3))
+    found = families.leader(stranger.pid)
+    line = found._replace(**{wrong: getattr(found, wrong) - 1})
+    with running_guard(parent, families.leader(engine.pid), line) as (guard, _):
+        parent.kill()
+        assert engine.wait(LIMIT_S) == -signal.SIGTERM
+        assert guard.wait(LIMIT_S) == 0
+    assert stranger.poll() is None
+
+
+def test_a_parent_that_becomes_another_program_is_still_the_parent(sleepers):
+    parent, engine = sleepers(), sleepers()
+    with running_guard(parent, families.leader(engine.pid)) as (guard, told):
+        told.close()  # as at an exec
+        with pytest.raises(subprocess.TimeoutExpired):
+            guard.wait(WAIT_S)
+        assert engine.poll() is None
+        parent.kill()
+        assert engine.wait(LIMIT_S) == -signal.SIGTERM
+        assert guard.wait(LIMIT_S) == 0
 
 
 # --- within one process -----------------------------------------------------------------------------------------------

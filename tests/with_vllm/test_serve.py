@@ -3,7 +3,9 @@
 import importlib.metadata
 import signal
 
+import psutil
 import pytest
+from process_ends import all_end
 from server import END_S, Server
 
 from fastutils.plugin import versions
@@ -15,13 +17,24 @@ def ours(name):
 
 
 @pytest.fixture
-def server(model, tmp_path, quiet_environment):
-    started = Server(model, tmp_path / "log", quiet_environment)
-    try:
-        started.wait_until_ready()
-        yield started
-    finally:
-        started.end()
+def start(model, tmp_path, quiet_environment):
+    """Starts a server, with more environment variables, that is ended after the test."""
+    started = []
+
+    def start_one(**variables):
+        started.append(Server(model, tmp_path / "log", quiet_environment | variables))
+        return started[-1]
+
+    yield start_one
+    for server in started:
+        server.end()
+
+
+@pytest.fixture
+def server(start):
+    started = start()
+    started.wait_until_ready()
+    return started
 
 
 def test_it_serves_and_ends_at_sigterm(server):
@@ -62,3 +75,34 @@ def test_the_death_of_the_parent_leaves_no_api_server(server):
     server.parent.kill()
     server.parent.wait(END_S)
     server.wait_for(lambda: not server.named("APIServer"), END_S, "the end of the API servers")
+
+
+@pytest.mark.parametrize("moment", ["serving", "starting the engine"])
+def test_the_death_of_the_parent_leaves_nothing_if_engines_are_guarded(start, moment):
+    server = start(FASTUTILS_VLLM_GUARD_ENGINES="1")
+    if moment == "serving":
+        server.wait_until_ready()
+        assert len(server.named("EngineCore")) == 1
+        assert "the processes that vLLM starts from this one end with it" in server.text()
+    else:  # long before it has come to load its plugins
+        server.wait_for(lambda: engine_guards(server), END_S, "the start of the engine's guard")
+        server.wait_for(lambda: server.named("spawn_main"), END_S, "the start of the engine")
+    left = [*server.processes(), *engine_guards(server)]
+    assert len(left) > 2
+    server.parent.kill()
+    server.parent.wait(END_S)
+    assert all_end(left, 3), [process for process in left if process.is_running()]
+    assert server.processes() == []
+
+
+def engine_guards(server):
+    """They lead sessions of their own."""
+    descendants = psutil.Process(server.parent.pid).children(recursive=True)
+    return [process for process in descendants if any("engine_guard.py" in word for word in command_of(process))]
+
+
+def command_of(process):
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
