@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -70,6 +71,13 @@ def parent(tmp_path):
     assert all_end(marked(str(tmp_path)))
 
 
+def comes_true(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
 def guards(of):
     with contextlib.suppress(psutil.NoSuchProcess):
         return [child for child in of.children() if any("engine_guard.py" in word for word in child.cmdline())]
@@ -93,8 +101,8 @@ def test_an_engine_ends_with_its_parent_and_takes_along_what_it_started(parent, 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_an_engine_that_cannot_watch(parent, method, kind):
     started = parent(kind, method)
-    while kind == "stopped" and started.engine.status() != psutil.STATUS_STOPPED:
-        threading.Event().wait(0.01)
+    if kind == "stopped":
+        comes_true(lambda: started.engine.status() == psutil.STATUS_STOPPED)
     started.process.kill()
     assert all_end([started.engine, *started.reported], LIMIT_S)
 
@@ -144,8 +152,7 @@ def test_the_guard_does_not_listen_to_signals(parent):
     started = parent("stubborn")
     (guard,) = guards(psutil.Process(started.process.pid))
     assert os.getsid(guard.pid) == guard.pid
-    while not ignores(guard.pid, signal.SIGQUIT):  # not yet: nothing else tells that it is set up
-        threading.Event().wait(0.01)
+    comes_true(lambda: ignores(guard.pid, signal.SIGQUIT))  # nothing else tells that it is set up
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         guard.send_signal(signum)
     started.process.kill()
@@ -270,51 +277,50 @@ def test_whose_processes_are_guarded(process, is_theirs):
     assert engines._is_vllms(process) is is_theirs
 
 
-def started_here(monkeypatch):
+@pytest.fixture
+def start_here(guarded, monkeypatch):
+    """Starts processes of this one that count as vLLM's; all are killed after the test."""
     monkeypatch.setattr(engines, "_is_vllms", lambda process: True)
-    process = multiprocessing.get_context("fork").Process(target=wait_for_ever)
-    process.start()
-    return process
+    running = []
 
+    def start():
+        running.append(multiprocessing.get_context("fork").Process(target=wait_for_ever))
+        running[-1].start()
+        return running[-1]
 
-@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-@pytest.mark.usefixtures("guarded")
-def test_one_guard_serves_all_and_goes_with_the_plugin(monkeypatch):
-    plugin.load()  # a second time
-    processes = [started_here(monkeypatch) for _ in range(3)]
-    assert len(guards(psutil.Process())) == 1
-    plugin.uninstall()
-    assert guards(psutil.Process()) == []
-    for process in processes:
-        assert process.is_alive()
+    yield start
+    for process in running:
         process.kill()
         process.join()
         process.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-@pytest.mark.usefixtures("guarded")
+def test_one_guard_serves_all_and_goes_with_the_plugin(start_here):
+    plugin.load()  # a second time
+    processes = [start_here() for _ in range(3)]
+    assert len(guards(psutil.Process())) == 1
+    plugin.uninstall()
+    assert guards(psutil.Process()) == []
+    assert all(process.is_alive() for process in processes)
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("trouble", ["it cannot be started", "it is gone"])
-def test_an_engine_starts_whatever_becomes_of_its_guard(monkeypatch, caplog, trouble):
+def test_an_engine_starts_whatever_becomes_of_its_guard(start_here, monkeypatch, caplog, trouble):
     if trouble == "it is gone":
-        first = started_here(monkeypatch)
+        start_here()
         (guard,) = guards(psutil.Process())
         guard.kill()
         assert all_end([guard])
     else:
-        first = None
-        monkeypatch.setattr(engines, "_PROGRAM", "/nowhere")
         monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    second = started_here(monkeypatch)
-    assert second.is_alive()
+    assert start_here().is_alive()
     (record,) = [record for record in caplog.records if "not guarded" in record.getMessage()]
     assert record.levelname == "WARNING"
-    for process in filter(None, (first, second)):
-        process.kill()
-        process.join()
-        process.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.usefixtures("guarded")
 def test_whoever_wraps_it_later_stays(monkeypatch):
     ours = BaseProcess.start
