@@ -104,7 +104,7 @@ class _Guard:
             own = os.pidfd_open(os.getpid())
             self._popen = Popen(
                 # Nothing of the environment or of site-packages may delay it or go wrong in it.
-                [sys.executable, "-I", "-S", _PROGRAM, str(reader), str(own)],
+                [sys.executable or "", "-I", "-S", _PROGRAM, str(reader), str(own)],
                 stdin=DEVNULL,
                 stdout=DEVNULL,
                 pass_fds=(reader, own),

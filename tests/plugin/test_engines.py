@@ -306,7 +306,7 @@ def test_one_guard_serves_all_and_goes_with_the_plugin(start_here):
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-@pytest.mark.parametrize("trouble", ["it cannot be started", "it is gone"])
+@pytest.mark.parametrize("trouble", ["/nowhere/python", None, "it is gone"])
 def test_an_engine_starts_whatever_becomes_of_its_guard(start_here, monkeypatch, caplog, trouble):
     if trouble == "it is gone":
         start_here()
@@ -314,7 +314,7 @@ def test_an_engine_starts_whatever_becomes_of_its_guard(start_here, monkeypatch,
         guard.kill()
         assert all_end([guard])
     else:
-        monkeypatch.setattr(sys, "executable", "/nowhere/python")
+        monkeypatch.setattr(sys, "executable", trouble)
     assert start_here().is_alive()
     (record,) = [record for record in caplog.records if "not guarded" in record.getMessage()]
     assert record.levelname == "WARNING"
