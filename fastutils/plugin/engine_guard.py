@@ -18,25 +18,24 @@ GRACE_S = 1.0
 
 
 def main(pipe: int, parent: int) -> None:
-    import families  # type: ignore[import-not-found]  # the script's own path has it
+    import members  # type: ignore[import-not-found]  # the script's own path has it
 
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)  # meant for what it guards; it ends when its work is done
     engines = []
     for line in _told_until_the_end(pipe, parent):
-        pid, session, started = line.split()
-        found = families.find(int(pid))
-        if found is not None and (found.session, found.started) == (int(session), int(started)):
-            engines.append(families.Leader(found.pid, found.session, found.started))
-    family = families.Family(engines)
-    living = family.living()
-    for member in living:
-        if any(member.pid == engine.pid for engine in engines):
-            with contextlib.suppress(PermissionError):
-                families.send(member, signal.SIGTERM)
-                families.send(member, signal.SIGCONT)  # a stopped one would never get to know
-    families.wait_until_gone(living, GRACE_S)
-    families.kill(family.living)
+        pid, session, started = map(int, line.split())
+        with contextlib.suppress(ProcessLookupError):
+            found = members.find(pid)
+            if found is not None and found.started == started and os.getsid(pid) == session:
+                engines.append(found)
+    crowd = members.Crowd([engine.pid for engine in engines])
+    for engine in engines:
+        with contextlib.suppress(PermissionError):
+            members.send(engine, signal.SIGTERM)
+            members.send(engine, signal.SIGCONT)  # a stopped one would never get to know
+    members.wait_until_gone(crowd.living(), GRACE_S)
+    members.kill(crowd.living)
 
 
 def _told_until_the_end(pipe: int, parent: int) -> list[bytes]:

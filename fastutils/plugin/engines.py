@@ -19,7 +19,7 @@ from subprocess import DEVNULL, Popen
 from typing import Any
 
 from fastutils.plugin import announcing, switch
-from fastutils.processes import families
+from fastutils.processes import members
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "engine_guard.py")
 
@@ -120,9 +120,9 @@ class _Guard:
 
     def look_after(self, pid: int) -> None:
         try:
-            leader = families.leader(pid)
-            if leader is not None:
-                os.write(self._writer, f"{leader.pid} {leader.session} {leader.started}\n".encode())
+            engine = members.find(pid)
+            if engine is not None:
+                os.write(self._writer, f"{pid} {os.getsid(pid)} {engine.started}\n".encode())
         except OSError as error:
             announcing.warn(f"fastutils: the engine with PID {pid} is not guarded: its guard is gone: {error}")
 

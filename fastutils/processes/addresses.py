@@ -12,7 +12,7 @@ import uuid
 from typing import Any
 
 from fastutils import _host
-from fastutils.processes.showing import shown
+from fastutils.processes.arguments import shown
 
 #: Longest path of a Unix socket in bytes, without the final NUL: ``sun_path`` holds 108 on Linux, 104 on BSD and macOS.
 IPC_PATH_LIMIT = 107 if sys.platform.startswith("linux") else 103

@@ -16,12 +16,11 @@ from typing import Any, overload
 
 from fastutils import _host
 from fastutils.processes.addresses import check_bindable
-from fastutils.processes.arguments import also_called, checked_number, checked_timeout
+from fastutils.processes.arguments import also_called, checked_number, checked_timeout, shown
 from fastutils.processes.ending import DEFAULT_GRACE_S, Ending, Resources, end_all
 from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.readiness import ReportPipe, gather_bound_addresses
-from fastutils.processes.showing import shown
 from fastutils.processes.spawning import ServerProcess
 
 # Where vLLM keeps ``run_server_worker``: since 0.29, and before.

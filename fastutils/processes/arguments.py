@@ -1,4 +1,4 @@
-"""What callers pass: time limits, counts, and one parameter under two names."""
+"""What callers pass: time limits, counts, one parameter under two names, and what errors show of a value."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import functools
 import math
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
 # One wait never takes longer than this; callers loop. poll(2) overflows at 2**31 ms, about 24 days.
 _LONGEST_WAIT_S = 24 * 3600.0
+
+_LONGEST_TEXT = 200
 
 
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
@@ -71,3 +73,17 @@ def also_called(**names: str) -> Callable[[Callable[..., None]], Callable[..., N
         return call
 
     return decorate
+
+
+def shown(value: object) -> str:
+    """Text and numbers as they are (200 characters of them), of a mapping the keys, of anything else only the type.
+
+    What was passed by mistake is likely to be something whole: the arguments, or a configuration. Its values belong
+    neither into a message nor into the log that the message ends up in.
+    """
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return f"{value!r:.{_LONGEST_TEXT}}"
+    kind = f"of type {type(value).__name__}"
+    if isinstance(value, Mapping):
+        return f"something {kind} with the keys {[key for key in value if isinstance(key, str)]!r:.{_LONGEST_TEXT}}"
+    return f"something {kind}"

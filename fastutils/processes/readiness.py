@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from fastutils.processes.arguments import Deadline
-from fastutils.processes.showing import shown
+from fastutils.processes.arguments import Deadline, shown
 from fastutils.processes.watching import EndWatch, ProcessLike, explain_exit
 
 _LENGTH = struct.Struct("!i")

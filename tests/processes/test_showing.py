@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fastutils import APIServerProcessManager
-from fastutils.processes.showing import shown
+from fastutils.processes.arguments import shown
 
 SECRET = "S3CR3T"
 WHOLE = [
