@@ -5,6 +5,7 @@ import gc
 import glob
 import multiprocessing
 import os
+import sys
 import tempfile
 import threading
 import uuid
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from applications import NAMESPACE, PACKAGE, Application, command, obstacle_to_namespaces
 from process_ends import all_end
 
 MARKER = "FASTUTILS_TEST_MARKER"
@@ -109,6 +111,42 @@ def guards_end(marker):
         with contextlib.suppress(psutil.NoSuchProcess):
             left.append(psutil.Process(pid))
     assert all_end(left)
+
+
+@pytest.fixture
+def application(marker):
+    """Starts a program of this folder: ``application(module, *arguments)``; see `applications.Application`.
+
+    ``within="namespace"`` gives its process numbers a namespace of their own, in which it is the first process;
+    ``within="blind namespace"`` leaves it the outer one's /proc. What is left in the end is killed, and told.
+    """
+    running = []
+
+    def start(module, *arguments, within=None, python=sys.executable, **variables):
+        words = command(module, *arguments, python=python)
+        if within is not None:
+            mount_proc = within == "namespace"
+            if reason := obstacle_to_namespaces(mount_proc):
+                pytest.skip(reason)
+            words = [*NAMESPACE, *(["--mount-proc"] if mount_proc else []), *words]
+        running.append(Application(words, {**os.environ, "PYTHONPATH": PACKAGE, **variables}))
+        return running[-1]
+
+    yield start
+    for program in running:
+        program.close()
+    left = []
+    for pid in marked_processes(marker):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.append(psutil.Process(pid))
+    stay = [process for process in left if not all_end([process], timeout=10)]
+    told = []
+    for process in stay:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            told.append(f"{process.pid}: {process.cmdline()}")
+            process.kill()  # psutil's own check: never a stranger with this number
+    assert all_end(stay)
+    assert told == [], "the application is gone, and these outlived it"
 
 
 @pytest.fixture
