@@ -1,11 +1,13 @@
 """An ended process's number is given to somebody else: a shutdown does not take that one for ours."""
 
+import contextlib
 import os
 import signal
 import subprocess
 
 import plain_servers
 import process_numbers
+import psutil
 import pytest
 from application_side import frontend, servers
 
@@ -16,36 +18,37 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def strangers():
-    """Starts a shell that gets this number and leads a group; all of the group are killed after the test."""
-    groups = []
+    """Starts a shell that gets this number, leads a group and says a number: its own or a worker's, which is returned.
+
+    Both are killed after the test, by number and start time.
+    """
+    members = []
 
     def start(pid, program):
-        started = []
+        said = []
 
         def spawn():
             reader, writer = os.pipe()
-            with os.fdopen(reader) as output, os.fdopen(writer, "wb") as pipe:
-                actions = [(os.POSIX_SPAWN_DUP2, pipe.fileno(), 1)]
+            with os.fdopen(reader) as output:
+                actions = [(os.POSIX_SPAWN_DUP2, writer, 1)]
                 got = os.posix_spawn("/bin/sh", ["sh", "-c", program], {}, file_actions=actions, setpgroup=0)
-                pipe.close()
-                started[:] = [got, int(output.readline())]  # the second: what the program says
+                os.close(writer)
+                said[:] = [int(output.readline())]
             if got != pid:
                 os.killpg(got, signal.SIGKILL)  # not yet collected, so the group is its own
             return got
 
         if process_numbers.take(pid, spawn) is None:
             pytest.skip(f"the number {pid} was not to be had again: too much goes on here")
-        groups.append(pid)
-        return started[1]
+        members.extend(psutil.Process(number) for number in {pid, *said})
+        return said[0]
 
     yield start
-    for group in groups:
-        # It is ours still: its leader is not collected, or its worker lives.
-        try:
-            os.killpg(group, signal.SIGKILL)
-            os.waitpid(group, 0)
-        except (ProcessLookupError, ChildProcessError):
-            continue
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(member.pid, 0)
 
 
 WORKER = "sleep 600 >/dev/null 2>&1 & echo $!"
@@ -78,7 +81,7 @@ def test_a_child_of_ours_that_has_the_number_of_one_that_was_collected_elsewhere
         manager = frontend(tmp_path / "frontend", "exit 0")
     (process,) = manager.processes
     os.waitpid(process.pid, 0)  # by the application, behind the manager's back
-    strangers(process.pid, "echo 0; exec sleep 600")
+    strangers(process.pid, "echo $$; exec sleep 600")
     manager.shutdown(0.5)
     assert process_numbers.runs(process.pid), "a child of the application was ended for its number"
 
@@ -91,7 +94,7 @@ def test_a_process_that_was_shut_down_twice(strangers):
     processes = list(manager.processes)
     shutdown(processes)
     assert processes[0].exitcode == -signal.SIGTERM
-    strangers(processes[0].pid, "echo 0; exec sleep 600")
+    strangers(processes[0].pid, "echo $$; exec sleep 600")
     shutdown(processes, 0)
     manager.shutdown(0)
     assert process_numbers.runs(processes[0].pid), "a stranger was ended for its number"
@@ -100,5 +103,5 @@ def test_a_process_that_was_shut_down_twice(strangers):
 def test_the_number_is_really_given_again(strangers):
     with subprocess.Popen(["/bin/sh", "-c", "exit 0"]) as gone:
         pass
-    strangers(gone.pid, "echo 0; exec sleep 600")
+    strangers(gone.pid, "echo $$; exec sleep 600")
     assert process_numbers.runs(gone.pid)
