@@ -25,8 +25,8 @@ GRACE_S = 0.3
 PATIENCE_S = 60.0
 
 
-def until(condition, what):
-    end = time.monotonic() + PATIENCE_S
+def until(condition, what, patience_s=PATIENCE_S):
+    end = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > end:
             raise TimeoutError(what)
@@ -144,7 +144,7 @@ class Rounds:
     def check(self):
         for pid in self.ours:
             try:
-                until(lambda pid=pid: not process_numbers.runs(pid), "")
+                until(lambda pid=pid: not process_numbers.runs(pid), "", 20)
             except TimeoutError:
                 self.wrong(f"{pid}, {self.ours[pid]}, was not ended")
         for pid, what in self.bystanders.items():
