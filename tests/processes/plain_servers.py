@@ -67,3 +67,24 @@ def wait_with_a_daemon(listen_address, sock, args, client_config):
     report(client_config, output_address=os.read(reader, 20).decode())
     while True:
         signal.pause()
+
+
+_kept = []
+
+
+def have_servers(listen_address, sock, args, client_config):
+    """Has two servers of its own, and reports their numbers as its output address; then ends as ``args["how"]`` says."""
+    from application_side import servers
+
+    manager = servers(wait, 2)
+    if args["kept"]:
+        _kept.append(manager)
+    manager.gather_actual_addresses(120)
+    report(client_config, output_address=" ".join(str(process.pid) for process in manager.processes))
+    if args["how"] == "wait":
+        threading.Event().wait()
+    if args["how"] == "raise":
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (the expected traceback would only disturb the tests' output)
+        raise ValueError("no configuration")
+    if args["how"] == "exit":
+        sys.exit(5)
