@@ -73,7 +73,7 @@ _kept = []
 
 
 def have_servers(listen_address, sock, args, client_config):
-    """Has two servers of its own, and reports their numbers as its output address; then ends as ``args["how"]`` says."""
+    """Has two servers, reports their numbers as its output address, and ends as ``args["how"]`` says."""
     from application_side import servers
 
     manager = servers(wait, 2)
