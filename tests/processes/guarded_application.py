@@ -1,7 +1,7 @@
-"""An application that has a guard, until it is killed. Run as ``guarded_application.py``, or with ``frozen``.
+"""An application that has a guard, until it is killed. Run as ``guarded_application.py``.
 
 Says its servers' numbers and what they have started; then waits for their ends as an application does. Its log goes
-to standard error. As a frozen program it is its own server's executable too: ``guarded_application.py frozen ...``.
+to standard error. With FROZEN in the environment it is a frozen program, whose executable that is: its servers' too.
 """
 
 import logging
@@ -15,7 +15,8 @@ from application_side import hear, say, servers
 
 def freeze():
     """What a tool like PyInstaller sets up; its programs take multiprocessing's command line by themselves."""
-    sys.executable = os.path.join(os.environ["FROZEN_FOLDER"], "application")
+    sys.executable = os.environ["FROZEN"]
+    multiprocessing.spawn.set_executable(sys.executable)
     sys.frozen = True
     multiprocessing.spawn.freeze_support()
 
@@ -24,8 +25,11 @@ def main():
     from fastutils import wait_for_completion_or_failure
 
     logging.basicConfig(level=logging.DEBUG, format="%(levelname)s %(name)s %(message)s")
-    manager = servers(plain_servers.wait_with_a_stubborn_child, 2)
-    children = [int(pid) for pid in manager.gather_actual_addresses(120)[1]]
+    # A stubborn child of a server is the guard's business, which a frozen program has not.
+    frozen = "FROZEN" in os.environ
+    manager = servers(plain_servers.wait if frozen else plain_servers.wait_with_a_stubborn_child, 2)
+    outputs = manager.gather_actual_addresses(120)[1]
+    children = [] if frozen else [int(pid) for pid in outputs]
     say({"servers": [process.pid for process in manager.processes], "children": children})
     if hear() == "shut down":
         manager.shutdown(0.5)
@@ -35,6 +39,6 @@ def main():
 
 
 if __name__ == "__main__":
-    if "frozen" in sys.argv:
+    if "FROZEN" in os.environ:
         freeze()
     main()
