@@ -35,7 +35,8 @@ def free_numbers():
     with open("/proc/sys/kernel/pid_max") as file:
         top = int(file.read())
     taken = {int(name) for name in os.listdir("/proc") if name.isdigit()}
-    last = int(open(process_numbers.LAST).read())
+    with open(process_numbers.LAST) as file:
+        last = int(file.read())
     for first in range(top - 1000, 1000, -500):
         if not taken.intersection(range(first - 100, first + 300)) and not first - 2000 < last < first + 300:
             return first
