@@ -1,9 +1,9 @@
 """An application that is interrupted while it constructs managers, each time at another moment of that.
 
-Run as ``interrupted_application.py KIND DEED SEED ROUNDS FOLDER``. KIND: "servers" or "frontend". DEED, what its handler
-of a signal does: "raise" a KeyboardInterrupt, or "shut down" the manager. Python runs handlers where a call begins or has
-returned, so those are the moments: all of them are counted once, then the first ones and random others are tried. Says
-what went wrong.
+Run as ``interrupted_application.py KIND DEED SEED ROUNDS FOLDER``. KIND: "servers" or "frontend". DEED, what its
+handler of a signal does: "raise" a KeyboardInterrupt, or "shut down" the manager. Python runs handlers where a call
+begins or has returned, so those are the moments: all of them are counted once, then the first ones and random others
+are tried, until a few have gone wrong. Says what went wrong.
 """
 
 import contextlib
@@ -19,6 +19,8 @@ import signal_flags
 from application_side import frontend, say, servers
 
 FIRST = 25
+#: So many errors tell enough.
+ENOUGH = 4
 SIGNUM = signal.SIGUSR1
 
 
@@ -99,13 +101,16 @@ class Trials:
             manager.shutdown(0.5)
 
     def construct(self, moment):
-        """(what was raised, the moments that there were, the last one's place)."""
+        """(what was raised, the signaller with the number of moments and the place of its own)."""
         signaller = Signaller(moment)
-        raised = manager = None
+        raised = None
         self.known.newest = None
         try:
             sys.setprofile(signaller)
-            manager = servers(plain_servers.wait) if self.kind == "servers" else frontend(self.path, "exec sleep 600")
+            if self.kind == "servers":
+                servers(plain_servers.wait)
+            else:
+                frontend(self.path, "exec sleep 600")
         except BaseException as error:
             raised = error
         finally:
@@ -167,9 +172,13 @@ def main(kind, deed, seed, rounds, folder):
     moments = list(range(1, min(FIRST, count) + 1))
     others = range(FIRST + 1, count + 1)
     moments += random.Random(int(seed)).sample(others, min(len(others), max(int(rounds) - FIRST, 0)))
+    tried = 0
     for moment in moments:
+        if len(trials.wrong) >= ENOUGH:
+            break
         trials.trial(moment)
-    say({"moments": count, "tried": len(moments), "wrong": trials.wrong})
+        tried += 1
+    say({"moments": count, "tried": tried, "wrong": trials.wrong})
     os._exit(0)
 
 

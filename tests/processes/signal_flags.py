@@ -26,7 +26,7 @@ def restarts(signum):
 
 
 def everything():
-    """By number: (Python's handler, whether calls are restarted), and the blocked signals, and the wake-up descriptor."""
+    """({number: (Python's handler, whether calls are restarted)}, the blocked signals, the wake-up descriptor)."""
     found = {}
     for signum in signal.valid_signals():
         with contextlib.suppress(OSError):  # the C library's own
