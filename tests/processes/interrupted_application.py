@@ -97,7 +97,7 @@ class Trials:
         manager = self.known.newest
         if self.deed == "raise":
             raise KeyboardInterrupt
-        if vars(manager):  # else there is nothing yet that could be shut down
+        if hasattr(manager, "processes"):  # else there is nothing yet that could be shut down
             manager.shutdown(0.5)
 
     def construct(self, moment):
@@ -116,7 +116,7 @@ class Trials:
         finally:
             sys.setprofile(None)
         try:
-            if self.known.newest is not None:
+            if raised is None:
                 self.known.newest.shutdown(0.5)
         except Exception as error:
             self.tell(signaller, f"a shutdown afterwards: {error!r}")
