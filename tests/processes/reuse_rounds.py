@@ -101,9 +101,9 @@ class Rounds:
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
-    def round(self, one, collect_elsewhere):
+    def round(self, one, collect_elsewhere, deeds=("child", "stubborn child", "job", "abandoned job")):
         for _ in range(self.random.randrange(3)):
-            self.have_started(one)
+            self.have_started(one, self.random.choice(deeds))
         order = self.random.choice(["end", "fail", "crash", None])
         self.history.append(f"{one.pid}: {order}")
         if order is None:
@@ -123,8 +123,7 @@ class Rounds:
         if self.random.random() < 0.9:
             self.stranger(one.pid)
 
-    def have_started(self, one):
-        what = self.random.choice(["child", "stubborn child", "job", "abandoned job"])
+    def have_started(self, one, what):
         pids = one.order(what)
         self.history.append(f"{one.pid} has started a {what}: {pids}")
         self.seen["counts"][what] += 1
@@ -139,6 +138,7 @@ class Rounds:
         by_pid = {process.pid: process for process in processes}
         for one in found:
             one.process = by_pid[one.pid]
+        self.kept = found  # they end when nobody can give them orders any more
         return found
 
     def check(self):
@@ -162,8 +162,8 @@ class Rounds:
         self.history.clear()
 
     def dismiss(self, pid):
-        if self.bystanders[pid] == self.bystanders[self.square]:
-            return
+        if self.bystanders[pid] == self.bystanders[self.square] or self.bystanders[pid].startswith("job"):
+            return  # the leader of a job ends with its worker
         os.kill(pid, signal.SIGKILL)
         until(lambda: not process_numbers.runs(pid), f"the end of {pid}")
         with contextlib.suppress(ChildProcessError):  # somebody else's child
@@ -188,8 +188,9 @@ class Rounds:
         program = f"exec {sys.executable} -I -S {os.path.join(HERE, 'puppet.py')} {self.path}"
         manager = frontend(os.path.join(self.folder, "frontend"), program)
         (one,) = self.puppets(manager.processes)
-        self.round(one, collect_elsewhere=True)
-        manager.shutdown(0 if not any("stubborn" in line for line in self.history) else None)
+        # Nothing stubborn: a frontend's grace is never short.
+        self.round(one, collect_elsewhere=True, deeds=("child", "job", "abandoned job"))
+        manager.shutdown()
         self.check()
 
     def with_forks(self, count):
