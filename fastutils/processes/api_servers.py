@@ -103,11 +103,12 @@ class APIServerProcessManager:
         self.listen_address = listen_address
         self.sock = sock
         self.args = args
-        self.processes: list[BaseProcess] = []
         self._reports: dict[int, tuple[str, str]] = {}
         self._pipes: list[ReportPipe] = []
         self._resources = Resources()
-        self._ending = Ending(self, functools.partial(_end, self.processes, self._resources))
+        processes: list[BaseProcess] = []
+        self._ending = Ending(self, functools.partial(_end, processes, self._resources))
+        self.processes = processes  # last: whoever sees it, in a signal's handler, may shut the manager down
         optional = {"stats_update_address": stats_update_address, "tensor_queue": tensor_queue}
         try:
             inputs = _taken("input_addresses", input_addresses, self._resources)
@@ -168,6 +169,7 @@ class APIServerProcessManager:
             process = ServerProcess(guard, f"ApiServer_{index}", target, call)
             process.start()
         self.processes.append(process)
+        self._resources.check()
         for listener in (input_at, output_at):
             if is_listener(listener):
                 listener.close()

@@ -225,12 +225,17 @@ class Resources:
             self.closing.callback(listener.cleanup)
 
     def open_guard(self) -> Guard:
+        self.check()
+        if self.guard is None:
+            guard = Guard()
+            self.closing.callback(guard.close)
+            self.guard = guard
+        return self.guard
+
+    def check(self) -> None:
+        """RuntimeError if they were closed meanwhile, by a signal's handler."""
         if self._is_closed:
             raise RuntimeError("the manager was shut down")
-        if self.guard is None:
-            self.guard = Guard()
-            self.closing.callback(self.guard.close)
-        return self.guard
 
     def close(self) -> None:
         self._is_closed = True

@@ -37,6 +37,7 @@ class Interruptions:
             return self
         if _active is not None:
             return _active
+        _active = self
         try:
             for signum in signal.valid_signals():
                 handler = signal.getsignal(signum)
@@ -45,10 +46,12 @@ class Interruptions:
                     self._replaced[signum] = handler, ours
                     with contextlib.suppress(ValueError):  # a subinterpreter
                         _exchange(signum, ours)
-        except BaseException as error:  # of a handler that is not ours yet
-            self._restore(error)
+        except BaseException:  # of a handler that is not replaced yet
+            while self._replaced:
+                with contextlib.suppress(BaseException):
+                    self._restore()
+            _active = None
             raise
-        _active = self
         with contextlib.suppress(OSError):  # no descriptor left: then the grace is not cut short, that is all
             reader, self._writer = os.pipe()
             self.waitables.append(reader)
@@ -73,22 +76,25 @@ class Interruptions:
         global _active
         if _active is not self:
             return
-        _active = None  # from here on the handlers that are still ours pass everything on
-        first = self._restore(self.error)
+        first = None
+        while self._replaced:  # a handler that is restored already may raise in the middle
+            try:
+                self._restore()
+            except BaseException as late:
+                first = first or late
+        _active = None
+        first = self.error or first
         for descriptor in (*self.waitables, self._writer):
             if descriptor >= 0:
                 os.close(descriptor)
         if first is not None:
             raise first from error
 
-    def _restore(self, first: BaseException | None) -> BaseException | None:
-        for signum, (handler, ours) in self._replaced.items():
-            try:
-                if signal.getsignal(signum) is ours:  # else a handler has installed another one
-                    _exchange(signum, handler)
-            except BaseException as late:
-                first = first or late
-        return first
+    def _restore(self) -> None:
+        for signum, (handler, ours) in list(self._replaced.items()):
+            if signal.getsignal(signum) is ours:  # else a handler has installed another one
+                _exchange(signum, handler)
+            self._replaced.pop(signum, None)
 
 
 def _exchange(signum: int, handler: Any) -> None:

@@ -111,10 +111,11 @@ class RustFrontendProcessManager:
         data_parallel_size: int | None = None,
         grpc_sock: Any | None = None,
     ) -> None:
-        self.processes: list[ProgramProcess] = []
         listeners = [thing for thing in (input_address, output_address) if is_listener(thing)]
         self._resources = Resources(listeners)
-        self._ending = Ending(self, functools.partial(_end, self.processes, self._resources))
+        processes: list[ProgramProcess] = []
+        self._ending = Ending(self, functools.partial(_end, processes, self._resources))
+        self.processes = processes  # last: whoever sees it, in a signal's handler, may shut the manager down
         copies = contextlib.ExitStack()
         try:
             sockets = {"--listen-fd": _descriptor("the listening socket", sock)}
@@ -148,7 +149,7 @@ class RustFrontendProcessManager:
             with Interruptions():  # a process that is started must be known, whatever a signal's handler raises
                 guard = self._resources.open_guard()
                 self.processes.append(_launch(command, [*sockets.values(), *grpc.values()], guard))
-            self._resources.open_guard()  # a signal's handler may have shut it down meanwhile
+            self._resources.check()
             for listener in listeners:
                 listener.close()
         except BaseException as error:

@@ -1,6 +1,5 @@
 """The guard as an operator sees it: its name, its death, and that there is none in a frozen program."""
 
-import os
 import time
 
 import psutil
@@ -10,16 +9,16 @@ from process_ends import all_end
 
 
 @pytest.fixture
-def stderr(tmp_path, monkeypatch):
+def stderr(capfd):
     """What is written to standard error from here on, by the processes of this test."""
-    path = tmp_path / "stderr"
-    kept = os.dup(2)
-    with path.open("wb") as file:
-        os.dup2(file.fileno(), 2)
-    yield path.read_text
-    os.dup2(kept, 2)
-    os.close(kept)
-    print(path.read_text())
+    text = ""
+
+    def read():
+        nonlocal text
+        text += capfd.readouterr().err
+        return text
+
+    return read
 
 
 def guards(pid):

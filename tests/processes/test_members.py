@@ -69,9 +69,10 @@ def test_a_zombie_is_told(tree):
 
 
 def test_the_numbers_of_another_namespaces_proc_are_strangers(monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="another pid namespace"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)
-        members.everybody()
+        with pytest.raises(OSError, match="another pid namespace"):
+            members.everybody()
 
 
 @pytest.mark.usefixtures("source")
