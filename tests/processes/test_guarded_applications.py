@@ -82,8 +82,7 @@ def test_a_guard_that_is_killed_again_and_again_is_no_obstacle(application):
     assert all_end(members)
 
 
-@pytest.fixture
-def frozen(application, tmp_path):
+def start_frozen(application, tmp_path):
     executable = tmp_path / "application"
     python, script = command("guarded_application")
     # Multiprocessing's own helper is started with Python's options, which such tools see to.
@@ -97,7 +96,8 @@ esac
     return application("guarded_application", FROZEN=str(executable))
 
 
-def test_a_frozen_program_has_no_guard_and_says_so(stderr, frozen):
+def test_a_frozen_program_has_no_guard_and_says_so(application, stderr, tmp_path):
+    frozen = start_frozen(application, tmp_path)
     members = family(frozen)
     children = psutil.Process(frozen.pid).children(recursive=True)
     commands = [" ".join(child.cmdline()) for child in children if child.is_running()]
