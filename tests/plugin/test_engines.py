@@ -21,7 +21,7 @@ from process_ends import all_end
 import fastutils
 from fastutils import plugin
 from fastutils.plugin import engines, switch
-from fastutils.processes import families
+from fastutils.processes import members
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this platform has no pidfd")
 
@@ -192,18 +192,26 @@ def running_guard(parent, *lines):
     with subprocess.Popen(command, pass_fds=(reader, watched)) as guard, open(writer, "w") as told:
         os.close(reader)
         os.close(watched)
-        told.writelines(f"{pid} {session} {started}\n" for pid, session, started in lines)
+        told.writelines(" ".join(map(str, line.values())) + "\n" for line in lines)
         told.flush()
         yield guard, told
         guard.kill()
 
 
+def line_of(process):
+    return {
+        "pid": process.pid,
+        "session": os.getsid(process.pid),
+        "started": members.find(process.pid).started,
+    }
+
+
 @pytest.mark.parametrize("wrong", ["started", "session"])
 def test_a_number_that_is_somebody_elses_by_now(sleepers, wrong):
     parent, engine, stranger = (sleepers() for _ in range(3))
-    found = families.leader(stranger.pid)
-    line = found._replace(**{wrong: getattr(found, wrong) - 1})
-    with running_guard(parent, families.leader(engine.pid), line) as (guard, _):
+    line = line_of(stranger)
+    line[wrong] -= 1
+    with running_guard(parent, line_of(engine), line) as (guard, _):
         parent.kill()
         assert engine.wait(LIMIT_S) == -signal.SIGTERM
         assert guard.wait(LIMIT_S) == 0
@@ -212,7 +220,7 @@ def test_a_number_that_is_somebody_elses_by_now(sleepers, wrong):
 
 def test_a_parent_that_becomes_another_program_is_still_the_parent(sleepers):
     parent, engine = sleepers(), sleepers()
-    with running_guard(parent, families.leader(engine.pid)) as (guard, told):
+    with running_guard(parent, line_of(engine)) as (guard, told):
         told.close()  # as at an exec
         with pytest.raises(subprocess.TimeoutExpired):
             guard.wait(WAIT_S)
