@@ -263,17 +263,3 @@ def test_no_title_without_setproctitle(monkeypatch):
 
 
 # --- process trees ----------------------------------------------------------------------------------------------------
-
-
-def test_who_descends_from_this_process(tree):
-    root, below = tree
-    assert all(_host.is_descendant(pid) for pid in (root.pid, *(process.pid for process in below)))
-    assert not _host.is_descendant(os.getpid())
-    assert not _host.is_descendant(os.getppid())
-    assert _host.is_running(os.getppid())
-    root.kill()
-    os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
-    assert not _host.is_descendant(root.pid)  # a zombie
-    root.wait()
-    assert not _host.is_descendant(root.pid)
-    assert not _host.is_running(root.pid)

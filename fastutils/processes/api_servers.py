@@ -10,7 +10,7 @@ import importlib.util
 import itertools
 import multiprocessing
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, overload
 
@@ -111,8 +111,7 @@ class APIServerProcessManager:
         self.processes = processes  # last: whoever sees it, in a signal's handler, may shut the manager down
         optional = {"stats_update_address": stats_update_address, "tensor_queue": tensor_queue}
         try:
-            inputs = _taken("input_addresses", input_addresses, self._resources)
-            outputs = _taken("output_addresses", output_addresses, self._resources)
+            inputs, outputs = _taken(input_addresses, output_addresses, self._resources)
             listeners = any(map(is_listener, (*inputs, *outputs)))
             count = _checked_count(num_servers, inputs, outputs)
             target = run_api_server_worker_proc if target_server_fn is None else target_server_fn
@@ -202,16 +201,22 @@ class APIServerProcessManager:
         self._ending(timeout)
 
 
-def _taken(name: str, things: Iterable[Any], resources: Resources) -> list[Any]:
-    """What there is of `things`; a listener is the manager's from when it is seen."""
-    if not isinstance(things, Iterable):
-        raise TypeError(f"{name} must be addresses, one for each server, not {shown(things)}")
-    taken = []
-    for thing in itertools.islice(things, _MOST_SERVERS):
-        taken.append(thing)
-        if is_listener(thing):
-            resources.closing.callback(thing.cleanup)
-    return taken
+def _taken(inputs: Iterable[Any], outputs: Iterable[Any], resources: Resources) -> list[list[Any]]:
+    """Both as lists, taken in turns as `zip` takes them; a listener is the manager's from when it is seen."""
+    for name, things in ("input_addresses", inputs), ("output_addresses", outputs):
+        if not isinstance(things, Iterable):
+            raise TypeError(f"{name} must be addresses, one for each server, not {shown(things)}")
+
+    def noted(things: Iterable[Any]) -> Iterator[Any]:
+        for thing in things:
+            if is_listener(thing):
+                resources.closing.callback(thing.cleanup)
+            yield thing
+
+    missing = object()
+    pairs = itertools.zip_longest(noted(inputs), noted(outputs), fillvalue=missing)
+    columns = zip(*itertools.islice(pairs, _MOST_SERVERS), strict=True)
+    return [[thing for thing in column if thing is not missing] for column in columns] or [[], []]
 
 
 def _checked_count(num_servers: int, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
