@@ -10,6 +10,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, overload
@@ -143,8 +144,7 @@ class RustFrontendProcessManager:
                 command += [name, str(value)]
             forwarded = self._forwarded_arguments(args, bool(listeners))
             command += ["--args-json", json.dumps(forwarded, sort_keys=True)]
-            # No value, whatever its name: what is a credential, only the operator knows.
-            names = ", ".join(sorted(forwarded))
+            names = json.dumps(_without_values(forwarded), sort_keys=True)
             _host.logger(__name__).info("Launching Rust frontend: %s, with the arguments %s", command[0], names)
             with Interruptions():  # a process that is started must be known, whatever a signal's handler raises
                 guard = self._resources.open_guard()
@@ -191,6 +191,18 @@ def _descriptor(name: str, sock: Any) -> int:
     if descriptor < 0:
         raise ValueError(f"{name} {sock!r} is closed; the frontend needs its descriptor")
     return descriptor
+
+
+def _without_values(forwarded: Mapping[str, Any]) -> dict[str, str]:
+    """For the log: which arguments there are, whatever their names, since what is a credential only the operator knows.
+
+    The model's name alone is shown, as vLLM's log does, where it cannot hold a URL's login or parameters.
+    """
+    shown = dict.fromkeys(forwarded, "***")
+    model = forwarded.get("model_tag")
+    if isinstance(model, str) and re.fullmatch(r"[\w./-]{1,200}", model, re.ASCII):
+        shown["model_tag"] = model
+    return shown
 
 
 def _inheritable(descriptor: int, copies: contextlib.ExitStack) -> int:

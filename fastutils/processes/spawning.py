@@ -245,7 +245,7 @@ def start_program(command: Sequence[str], name: str, descriptors: Sequence[int],
         placement["preexec_fn"] = functools.partial(os.setpgid, 0, guard.group)
     with may_write_to_the_terminal(), contextlib.ExitStack() as undo:
         popen = subprocess.Popen(command, pass_fds=descriptors, **placement)
-        undo.callback(popen.kill)
+        undo.callback(lambda: popen.kill())
         process = ProgramProcess(popen, name)
         undo.pop_all()
     return process

@@ -14,6 +14,7 @@ import textwrap
 import pytest
 
 from fastutils import RustFrontendProcessManager, wait_for_completion_or_failure
+from fastutils.processes import rust_frontend
 from fastutils.processes.rust_frontend import non_default_arguments
 
 #: Writes its arguments and what it finds behind the listening descriptor into the file REPORT.
@@ -124,8 +125,6 @@ def test_shutdown_asks_first(binary, listener, report):
 
 @pytest.mark.parametrize(("timeout", "grace"), [(None, 5.0), (0, 5.0), (4.9, 5.0), (30, 30.0)])
 def test_the_grace_is_at_least_5_seconds(binary, listener, report, monkeypatch, timeout, grace):
-    from fastutils.processes import rust_frontend
-
     manager = start(binary(), listener)
     report()
     wait_for_completion_or_failure(manager)
@@ -266,9 +265,21 @@ def test_the_log_names_the_forwarded_arguments_and_shows_no_value(binary, listen
     logged = caplog.text + "".join(capfd.readouterr())
     assert secret not in logged + str(caught.value)
     (first, second) = [record.getMessage() for record in caplog.records if "Launching" in record.getMessage()]
-    names = "api_key, engine_ready_timeout_secs, headers, http_timeout_keep_alive, model, nested, proxy"
-    assert first.endswith(f"/frontend, with the arguments {names}")
-    assert second == f"Launching Rust frontend: /nowhere/frontend, with the arguments {names}"
+    names = ["api_key", "engine_ready_timeout_secs", "headers", "http_timeout_keep_alive", "model", "nested", "proxy"]
+    shown = json.dumps(dict.fromkeys(names, "***"))
+    assert first.endswith(f"/frontend, with the arguments {shown}")
+    assert second == f"Launching Rust frontend: /nowhere/frontend, with the arguments {shown}"
+
+
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [("org/model-7B_v1.5", "org/model-7B_v1.5"), ("https://me:secret@host/model", "***"), ("a?token=b", "***")],
+)
+def test_the_log_shows_the_models_name(model, shown):
+    assert rust_frontend._without_values({"model_tag": model, "hf_token": "hf_x"}) == {
+        "model_tag": shown,
+        "hf_token": "***",
+    }
 
 
 def test_multiprocessing_can_wait_for_a_frontend(binary, listener, report):
