@@ -18,7 +18,7 @@ from fastutils.processes.guard import Guard
 from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener
 from fastutils.processes.members import Crowd
-from fastutils.processes.watching import EndWatch, ProcessEnd, ProcessLike, is_collected_elsewhere
+from fastutils.processes.watching import EndWatch, ProcessLike, explain_exit, is_collected_elsewhere
 
 __all__ = ["shutdown"]
 
@@ -88,7 +88,8 @@ def _end_all(
         for process in living:
             _ask(process)
         for process, code in _ends(living, deadline, interruptions):
-            log.debug("[shutdown] %s", ProcessEnd(process.name, process.pid, code, "stopping"))
+            told = process.name, process.pid, code, explain_exit(code)
+            log.debug("[shutdown] %s (PID: %s) ended while stopping: exit code %s%s", *told)
         if crowd is not None:
             _ask_the_others(crowd, deadline, interruptions)
     finally:

@@ -95,11 +95,6 @@ def _end_with(parent: _Parent) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def is_watching() -> bool:
-    """Whether this process, a child, watches its parent."""
-    return _is_watching
-
-
 def _forget() -> None:
     global _is_watching
     _is_watching = False  # the thread does not exist in the fork, whose parent is another process

@@ -35,7 +35,11 @@ from fastutils.processes.watching import SETTLE_S, explain_exit
 
 
 class ServerProcess(SpawnProcess):
-    """A spawned process that joins the guard's process group, watches its parent, and then runs ``target(*args)``."""
+    """A spawned process that joins the guard's process group, watches its parent, and then runs ``target(*args)``.
+
+    `start` returns when all that it is to run was handed over. It raises RuntimeError if the process ended before, or
+    did not take it within ``VLLM_ENGINE_READY_TIMEOUT_S``, and whatever pickling raises; nothing is left of it then.
+    """
 
     def __init__(self, guard: Guard, name: str, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         super().__init__(target=target, name=name, args=args)
@@ -62,14 +66,6 @@ class ServerProcess(SpawnProcess):
             process._children.discard(self)  # type: ignore[attr-defined]  # as multiprocessing does with a known code
             return False
         return alive
-
-    def start(self) -> None:
-        """Start it; returns when all that it is to run was handed over.
-
-        Raises RuntimeError if it ended before or did not take it within ``VLLM_ENGINE_READY_TIMEOUT_S``, and whatever
-        pickling raises; nothing is left of it then.
-        """
-        super().start()
 
 
 class _Popen(popen_spawn_posix.Popen):

@@ -19,7 +19,7 @@ from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from fastutils import _host
 from fastutils.processes import members
@@ -65,19 +65,6 @@ def explain_exit(exitcode: int | None) -> str:
         name = f"signal {-exitcode}"
     hint = " (the kernel's out-of-memory killer sends it too: see the kernel log)" if name == "SIGKILL" else ""
     return f": killed by {name}{hint}"
-
-
-class ProcessEnd(NamedTuple):
-    """How a process ended, as text for a log."""
-
-    name: str
-    pid: int | None
-    exitcode: int | None
-    phase: str  #: "starting" (before its report), "running" or "stopping" (after its SIGTERM)
-
-    def __str__(self) -> str:
-        told = f"exit code {self.exitcode}{explain_exit(self.exitcode)}"
-        return f"{self.name} (PID: {self.pid}) ended while {self.phase}: {told}"
 
 
 def is_collected_elsewhere(process: ProcessLike) -> bool:

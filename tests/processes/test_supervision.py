@@ -411,13 +411,6 @@ def test_signals_are_named_where_they_have_a_name():
     assert watching.explain_exit(1) == watching.explain_exit(0) == ""
 
 
-def test_how_a_process_ended_as_text():
-    assert str(watching.ProcessEnd("Worker", 7, -11, "running")) == (
-        "Worker (PID: 7) ended while running: exit code -11: killed by SIGSEGV"
-    )
-    assert str(watching.ProcessEnd("Worker", 7, 0, "stopping")) == "Worker (PID: 7) ended while stopping: exit code 0"
-
-
 def test_each_end_is_told_at_debug_level(processes, caplog):
     caplog.set_level(logging.DEBUG)
     process = FORK.Process(target=programs.wait_for_ever, name="Worker")
