@@ -17,7 +17,7 @@ from typing import Any, overload
 from fastutils import _host
 from fastutils.processes.addresses import check_bindable
 from fastutils.processes.arguments import also_called, checked_number, checked_timeout, shown
-from fastutils.processes.ending import DEFAULT_GRACE_S, Ending, Resources, end_all
+from fastutils.processes.ending import DEFAULT_GRACE_S, Ending, Owner, Resources, end_all
 from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.readiness import ReportPipe, gather_bound_addresses
@@ -30,7 +30,7 @@ _MOST_SERVERS = 65536
 _ADMISSION_CONTROL = "vllm.v1.engine.admission_control"
 
 
-class APIServerProcessManager:
+class APIServerProcessManager(Owner):
     """Starts, and later ends, a group of API-server processes, as ``vllm.v1.utils.APIServerProcessManager`` does.
 
     `num_servers` spawned processes named ``ApiServer_0`` ... each run `target_server_fn` (default

@@ -18,7 +18,7 @@ from fastutils.processes.guard import Guard
 from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener
 from fastutils.processes.members import Crowd
-from fastutils.processes.watching import EndWatch, ProcessLike, explain_exit, is_collected_elsewhere
+from fastutils.processes.watching import EndWatch, ProcessLike, child_of, explain_exit, is_collected_elsewhere
 
 __all__ = ["shutdown"]
 
@@ -48,7 +48,7 @@ def shutdown(procs: Sequence[Any], timeout: float | None = None) -> None:
 
 def lives(process: ProcessLike) -> bool:
     """Whether `process` runs and descends from this one. Zombies, closed, never started and foreign ones do not."""
-    child = getattr(process, "child", None)
+    child = child_of(process)
     try:
         if process.pid is None or not process.is_alive():
             return False
@@ -99,7 +99,7 @@ def _end_all(
 
 
 def _ask(process: ProcessLike) -> None:
-    child = getattr(process, "child", None)
+    child = child_of(process)
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
         if child is not None:
@@ -241,6 +241,15 @@ class Resources:
     def close(self) -> None:
         self._is_closed = True
         self.closing.close()
+
+
+class Owner:
+    """What owns processes, and so can be neither copied nor pickled: a copy would end them, too."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__}: a manager can be neither copied nor pickled: its processes are this process's"
+        )
 
 
 class Ending:

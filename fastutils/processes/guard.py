@@ -78,6 +78,7 @@ class Guard:
         self._lock = threading.Lock()
         self._closed = False
         self._children: list[Child] = []
+        self._watch: threading.Thread | None = None
         self._number = 0
         self.lifeline, self._writer = pipe()
         _guards.add(self)
@@ -88,11 +89,13 @@ class Guard:
                 )
                 return
             self._start()
+            if hasattr(os, "waitid"):
+                watch = threading.Thread(target=self._replace, name="fastutils-guard-watch", daemon=True)
+                watch.start()
+                self._watch = watch
         except BaseException:
             self.close()
             raise
-        if hasattr(os, "waitid"):
-            threading.Thread(target=self._replace, name="fastutils-guard-watch", daemon=True).start()
 
     def _start(self) -> None:
         ready, writer = pipe()
@@ -106,35 +109,40 @@ class Guard:
             self._children.append(Child(popen.pid))
             os.close(writer)
             writer = -1
-            if not is_ready(ready, _READY_S) or not os.read(ready, 1):
+            group = os.read(ready, 32) if is_ready(ready, _READY_S) else b""
+            if not group:
                 raise RuntimeError(
                     f"the guard of the server processes, {spawn.get_executable()} (PID: {popen.pid}), did not start"
                 )
-            self._number = self._number or popen.pid
+            self._number = int(group)  # not its pid, if a launcher stands between
         finally:
             os.close(ready)
             if writer >= 0:
                 os.close(writer)
 
     def _replace(self) -> None:
-        self._children[0].wait_without_collecting()
+        first = self._children[0]
+        first.wait_without_collecting()
         with self._lock:
             if self._closed:
                 return
-            gone = self._children[0].pid
             try:
                 if self.group is None:  # somebody collected it, and its number may be a stranger's
                     self._number = 0
                 self._start()
             except (OSError, RuntimeError) as error:
-                _host.logger(__name__).warning(
-                    "the guard of the server processes (PID: %d) has ended, and no other: %s", gone, error
-                )
-            else:
-                now = self._children[-1].pid
-                _host.logger(__name__).warning(
-                    "the guard of the server processes (PID: %d) has ended; now it is PID %d", gone, now
-                )
+                self._tell(first, f"and no other could be started: {error}")
+                return
+        second = self._children[-1]
+        self._tell(first, f"now it is PID {second.pid}")
+        second.wait_without_collecting()
+        if not self._closed:
+            self._tell(
+                second, "and is not started again: a server that does not run may outlive a parent that is killed"
+            )
+
+    def _tell(self, ended: Child, what: str) -> None:
+        _host.logger(__name__).warning("the guard of the server processes (PID: %d) has ended; %s", ended.pid, what)
 
     @property
     def pids(self) -> list[int]:
@@ -155,6 +163,9 @@ class Guard:
         for child in self._children:
             child.send(signal.SIGKILL)
             child.wait()
+        if self._watch is not None and self._watch is not threading.current_thread():
+            self._watch.join()  # it waits for the same, by descriptors that must not be others' meanwhile
+        for child in self._children:
             child.close()
         self._close_pipe()
 

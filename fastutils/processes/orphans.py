@@ -22,6 +22,8 @@ from typing import Any
 
 #: How long what has lost its parent may take to end by itself after its SIGTERM.
 GRACE_S = 1.0
+# What the guard needs to look around, before what it looks for ends and leaves descendants of which nobody knows.
+_GUARD_S = 0.3
 # Between looks at the parent where nothing can be waited for.
 _LOOK_S = 0.25
 
@@ -52,13 +54,13 @@ class _Parent:
         Once in the wait, this thread keeps its files even if the program closes every descriptor that it does not know.
         """
         self._poll.poll()
-        while not self._is_gone():  # the descriptors were closed before the wait, so there is only looking left
+        while not self.is_gone():  # the descriptors were closed before the wait, so there is only looking left
             if self._pid is None:
                 return False
             threading.Event().wait(_LOOK_S)
         return True
 
-    def _is_gone(self) -> bool:
+    def is_gone(self) -> bool:
         if self._pid is not None and os.getppid() != self._pid:
             return True
         try:  # the number may be another file's by now; nobody writes to the pipe, so ready means ended
@@ -69,23 +71,30 @@ class _Parent:
             return False
 
 
-def end_with_parent(lifeline: int, parent_pid: int) -> None:
+def end_with_parent(lifeline: int, parent_pid: int, group: int) -> None:
     """Start, in a child, the daemon thread that ends it when its parent is gone.
 
     It sends SIGTERM first, so that handlers may clean up, and kills the process with all that it started after
-    GRACE_S seconds. `lifeline` is the child's own copy of the guard's descriptor; it stays open. A second call does
-    nothing.
+    GRACE_S seconds. `lifeline` is the child's own copy of the guard's descriptor; it stays open. `group` is the number
+    of the guard's process group: within it, the guard comes first. A second call does nothing.
     """
     global _is_watching
     if not _is_watching:
         _is_watching = True
         parent = _Parent(lifeline, parent_pid)
-        threading.Thread(target=_end_with, args=(parent,), name="fastutils-parent-watch", daemon=True).start()
+        if parent.is_gone():  # and the guard perhaps, too
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Thread(target=_end_with, args=(parent, group), name="fastutils-parent-watch", daemon=True).start()
 
 
-def _end_with(parent: _Parent) -> None:
+def _end_with(parent: _Parent, group: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they belong to the main thread
     if parent.wait():
+        if os.getpgrp() == group:
+            threading.Event().wait(_GUARD_S)
+        else:
+            with contextlib.suppress(Exception):
+                _end_descendants()
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(GRACE_S)
         try:
@@ -93,6 +102,20 @@ def _end_with(parent: _Parent) -> None:
             members.kill(members.Crowd([os.getpid()]).living)
         finally:  # whatever is missing or broken by now
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_descendants() -> None:
+    """Those of a process that has left its group: nobody else knows of them once it has ended."""
+    members = _members()
+    crowd = members.Crowd([os.getpid()])
+
+    def others() -> list[Any]:
+        return [member for member in crowd.living() if member.pid != os.getpid()]
+
+    for member in others():
+        members.send(member, signal.SIGTERM)
+    members.wait_until_gone(others(), GRACE_S)
+    members.kill(others)
 
 
 def _forget() -> None:
@@ -118,7 +141,7 @@ def server(lifeline: int, parent_pid: int, group: int, tracker: int, start_data:
     if group:
         with contextlib.suppress(OSError):  # the program leads a session already, or the group is gone with the parent
             os.setpgid(0, group)
-    end_with_parent(lifeline, parent_pid)
+    end_with_parent(lifeline, parent_pid, group)
     sys.modules["fastutils.processes.orphans"] = sys.modules[__name__]
     from multiprocessing import spawn
 
@@ -127,22 +150,24 @@ def server(lifeline: int, parent_pid: int, group: int, tracker: int, start_data:
 
 def guard(lifeline: int, parent_pid: int, group: int, ready: int) -> None:
     """Lead a process group, or join `group` if it is not 0; say so; and end its members when the parent is gone."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(signum, signal.SIG_IGN)  # meant for what it guards; it ends when its work is done
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        with contextlib.suppress(OSError):  # the C library's own
+            signal.signal(signum, signal.SIG_IGN)  # meant for what it guards; it ends when its work is done
     os.setpgid(0, group)
-    os.write(ready, b"!")
+    os.write(ready, str(os.getpgrp()).encode())
     os.close(ready)
     _Parent(lifeline, parent_pid).wait()
-    try:
-        members = _members()
+    members = _members()
+    crowd = None
+    with contextlib.suppress(OSError):
         crowd = members.Crowd(group=os.getpgrp, without=[os.getpid()])
-        os.killpg(0, signal.SIGTERM)
-        members.wait_until_gone(crowd.living(), GRACE_S)
-        members.kill(crowd.living)
-    except OSError:  # nothing can be looked up: the group is what remains
-        os.killpg(0, signal.SIGTERM)
-        threading.Event().wait(GRACE_S)
-        os.killpg(0, signal.SIGKILL)
+    os.killpg(0, signal.SIGTERM)
+    threading.Event().wait(GRACE_S)  # the whole of it: a server that has only just started joins the group meanwhile
+    if crowd is not None:
+        with contextlib.suppress(OSError):
+            members.kill(crowd.living)
+            return
+    os.killpg(0, signal.SIGKILL)  # nothing can be looked up: the group is what remains
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, overload
 
 from fastutils import _host
 from fastutils.processes.arguments import also_called, checked_number, checked_timeout
-from fastutils.processes.ending import Ending, Resources, end_all
+from fastutils.processes.ending import Ending, Owner, Resources, end_all
 from fastutils.processes.guard import Guard
 from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener, is_listener
@@ -32,7 +32,7 @@ _MINIMAL_GRACE_S = 5.0
 _CONVERTER_HOMES = ("vllm.entrypoints.common.startup", "vllm.entrypoints.serve.utils.api_utils")
 
 
-class RustFrontendProcessManager:
+class RustFrontendProcessManager(Owner):
     """Starts, and later ends, a Rust frontend, as ``vllm.v1.utils.RustFrontendProcessManager`` does.
 
     Runs ``binary_path frontend --listen-fd FD --input-address A --output-address B --engine-start-index I

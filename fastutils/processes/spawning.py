@@ -47,7 +47,7 @@ class ServerProcess(SpawnProcess):
         self.group = guard.group or 0
 
     def run(self) -> None:
-        end_with_parent(self.lifeline, os.getppid())  # done already, unless the program is a frozen one
+        end_with_parent(self.lifeline, os.getppid(), self.group)  # done already, unless the program is a frozen one
         super().run()
 
     @staticmethod

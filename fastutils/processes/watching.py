@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from fastutils import _host
 from fastutils.processes import members
 from fastutils.processes.arguments import Deadline
-from fastutils.processes.child import is_ready, open_pidfd
+from fastutils.processes.child import Child, is_ready, open_pidfd
 
 __all__ = ["wait_for_completion_or_failure"]
 
@@ -67,11 +67,17 @@ def explain_exit(exitcode: int | None) -> str:
     return f": killed by {name}{hint}"
 
 
+def child_of(process: ProcessLike) -> Child | None:
+    """The `Child` of a process of this package's managers; None for others, whatever they call ``child``."""
+    child = getattr(process, "child", None)
+    return child if isinstance(child, Child) else None
+
+
 def is_collected_elsewhere(process: ProcessLike) -> bool:
     """Whether the exit code of `process` can never come: it is no child of this process, or no longer."""
-    child = getattr(process, "child", None)
+    child = child_of(process)
     if child is not None:
-        return bool(child.has_ended() and child.lost)
+        return child.has_ended() and child.lost
     if process.pid is None or not hasattr(os, "waitid"):
         return False
     try:
@@ -116,9 +122,9 @@ class EndWatch:
             raise
 
     def _pidfd(self, process: ProcessLike) -> int | None:
-        child = getattr(process, "child", None)
+        child = child_of(process)
         if child is not None:
-            return child.pidfd  # type: ignore[no-any-return]
+            return child.pidfd
         # Anything that merely looks like a process may carry a number that is not its own.
         if not isinstance(process, BaseProcess) or process.pid is None or process.exitcode is not None:
             return None
@@ -185,7 +191,7 @@ class EndWatch:
 
 
 def _exists(process: ProcessLike) -> bool:
-    if getattr(process, "child", None) is not None:
+    if child_of(process) is not None:
         return False  # it has ended, whoever has its number
     with contextlib.suppress(OSError):
         members.everybody()

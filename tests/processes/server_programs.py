@@ -77,6 +77,18 @@ def report_from_stubborn_grandchild_but_listen(listen_address, sock, args, clien
     threading.Event().wait()
 
 
+def report_from_another_session(listen_address, sock, args, client_config):
+    """With a child; the child, or this process itself, is in a session of its own."""
+    import subprocess
+
+    if args == "the server":
+        os.setsid()
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    child = subprocess.Popen(command, start_new_session=args == "the child")
+    _report(client_config, output_address=str(child.pid))
+    threading.Event().wait()
+
+
 def wait_silently(listen_address, sock, args, client_config):
     threading.Event().wait()
 

@@ -1,6 +1,7 @@
 """APIServerProcessManager: start, readiness, end."""
 
 import argparse
+import copy
 import itertools
 import multiprocessing
 import os
@@ -423,3 +424,11 @@ def test_a_fork_of_the_parent_does_not_end_the_servers(started):
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert manager.processes[0].is_alive()
+
+
+@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_manager_is_not_copied(started, act):
+    manager = started(programs.report_and_wait)
+    with pytest.raises(TypeError, match="APIServerProcessManager: a manager can be neither copied nor pickled"):
+        act(manager)
+    assert manager.gather_actual_addresses(30)

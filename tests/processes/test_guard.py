@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from process_ends import all_end
 
 import fastutils
+from fastutils.processes import guard as guard_module
 from fastutils.processes.guard import Guard
 from fastutils.processes.spawning import start_program
 
@@ -91,6 +93,18 @@ def test_the_stubborn_child_of_a_server_that_ends_when_asked(killed_parent):
     assert all_end(processes)
 
 
+@pytest.mark.parametrize("who", ["the child", "the server"])
+def test_a_child_in_another_session(killed_parent, who):
+    processes = killed_parent(f"""
+        if __name__ == "__main__":
+            manager = start(programs.report_from_another_session, args={who!r})
+            (child,) = manager.gather_actual_addresses(60)[1]
+            tell(manager.processes[0].pid, child)
+    """)
+    assert len(processes) == 2
+    assert all_end(processes)
+
+
 def test_a_server_that_still_imports_its_parents_main_module(killed_parent):
     servers = killed_parent("""
         if __name__ == "__mp_main__":
@@ -140,7 +154,7 @@ def test_the_guard_leads_a_group_and_does_not_listen_to_signals():
     process = psutil.Process(guard.group)
     assert guard.pids == [guard.group] == [os.getpgid(guard.group)]
     assert f"fastutils: guard of {os.getpid()}" in process.cmdline()
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGTSTP):
         process.send_signal(signum)
     assert process.is_running()
     guard.close()
@@ -180,9 +194,12 @@ def test_a_guard_that_is_killed_is_replaced_once(caplog):
     assert caplog.records[0].getMessage().endswith(f"(PID: {first}) has ended; now it is PID {second}")
     assert guard.group == first == os.getpgid(second)  # the dead one still holds the number
     os.kill(second, signal.SIGKILL)
+    wait_for(lambda: len(caplog.records) == 2)
+    assert f"(PID: {second}) has ended; and is not started again" in caplog.text
     assert guard.group == first
     guard.close()
     assert guard.group is None
+    assert len(caplog.records) == 2
 
 
 def test_a_guard_whose_end_is_collected_elsewhere_gets_another_group(caplog):
@@ -203,6 +220,31 @@ def test_a_guard_that_cannot_start(monkeypatch):
     monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: "/bin/false")
     with pytest.raises(RuntimeError, match=r"/bin/false \(PID: \d+\), did not start"):
         Guard()
+
+
+@pytest.mark.parametrize("fails", ["spawn", "thread"])
+def test_a_guard_that_fails_half_way_leaves_nothing(monkeypatch, fails):
+    def refuse(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    if fails == "spawn":
+        monkeypatch.setattr(guard_module, "Popen", refuse)
+    else:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Guard()
+
+
+def test_behind_a_launcher_its_group_is_still_the_one_that_it_leads(monkeypatch, tmp_path):
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
+    launcher.chmod(0o755)
+    monkeypatch.setattr(multiprocessing.spawn, "get_executable", lambda: str(launcher))
+    guard = Guard()
+    with contextlib.closing(guard):
+        assert guard.group not in (None, guard.pids[0])
+        assert os.getpgid(guard.group) == guard.group
+    assert all_end([psutil.Process(guard._number)] if psutil.pid_exists(guard._number) else [])
 
 
 def test_a_frozen_program_has_none(monkeypatch, caplog):

@@ -418,3 +418,14 @@ def test_each_end_is_told_at_debug_level(processes, caplog):
     processes.append(process)
     shutdown([process], 30)
     assert f"Worker (PID: {process.pid}) ended while stopping: exit code -15: killed by SIGTERM" in caplog.text
+
+
+def test_what_a_process_of_somebody_elses_calls_child_is_its_own_affair(processes):
+    process = FORK.Process(target=programs.wait_for_ever)
+    process.start()
+    processes.append(process)
+    process.child = FORK.Pipe()[0]
+    with EndWatch([process]) as watch:
+        assert watch.wait(timeout=0) == ([], [])
+    shutdown([process], 30)
+    assert process.exitcode == -15
