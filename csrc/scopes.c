@@ -205,8 +205,6 @@ static PyMethodDef scopes_methods[] = {
      "_forget($module)\n--\n\nForget the choice. For tests, by fastutils.scopes._reset."},
     {NULL, NULL, 0, NULL}};
 
-/* ---- the module ----------------------------------------------------------------------------------------------- */
-
 static int give(PyObject* type, const char* name, PyObject* value) {
   int failed = value == NULL || PyObject_SetAttrString(type, name, value) < 0;
   Py_XDECREF(value);

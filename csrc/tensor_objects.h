@@ -1,5 +1,4 @@
-/* What the core looks at in Python objects without knowing torch's headers. Looking runs no Python code, but in
- * fu_plain_tensors, which says where. */
+/* What the core looks at in Python objects. Looking runs no Python code, but in fu_plain_tensors, which says where. */
 #ifndef FASTUTILS_TENSOR_OBJECTS_H
 #define FASTUTILS_TENSOR_OBJECTS_H
 

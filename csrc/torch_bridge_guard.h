@@ -109,8 +109,10 @@ inline bool has_gradients(const TensorImpl* tensor) {
 
 // Whether the elements lie within the storage: resized or freed storages are torch's to complain about.
 inline bool lies_within_storage(const TensorImpl* tensor, int64_t elements) {
-  return static_cast<size_t>(tensor->storage_offset() + elements) * tensor->itemsize() <=
-         tensor->unsafe_storage().unsafeGetStorageImpl()->nbytes();
+  size_t bytes;  // as_strided takes offsets that no storage has (test_offsets_beyond_every_storage)
+  const size_t end = static_cast<size_t>(tensor->storage_offset()) + static_cast<size_t>(elements);
+  return !__builtin_mul_overflow(end, tensor->itemsize(), &bytes) &&
+         bytes <= tensor->unsafe_storage().unsafeGetStorageImpl()->nbytes();
 }
 
 }  // namespace fastutils

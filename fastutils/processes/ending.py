@@ -93,9 +93,7 @@ def _end_all(
         if crowd is not None:
             _ask_the_others(crowd, deadline, interruptions)
     finally:
-        rest = _Rest(processes, living, crowd, guard)
-        rest.end()
-        rest.tell(log, kind)
+        _kill(processes, living, crowd, guard, kind)
 
 
 def _ask(process: ProcessLike) -> None:
@@ -145,74 +143,65 @@ def _ask_the_others(crowd: Crowd, deadline: Deadline, interruptions: Interruptio
             left = crowd.living()
 
 
-class _Rest:
-    """What did not end in time."""
-
-    def __init__(
-        self, processes: Sequence[ProcessLike], living: Sequence[ProcessLike], crowd: Crowd | None, guard: Guard | None
-    ) -> None:
-        self._own: set[int | None] = set()
-        for process in processes:
-            with contextlib.suppress(ValueError):  # it is closed
-                self._own.add(process.pid)
-        self._living = living
-        self._crowd = crowd
-        self._guard = guard
-        self.killed: dict[int, ProcessLike] = {}
-        self.others: set[int] = set()
-        self.forbidden: set[int] = set()
-        self.error: OSError | None = None
-
-    def end(self) -> None:
-        reap = Deadline(_REAP_S)
-        killed: list[members.Member] = []
-        self.killed.update((id(process), process) for process in self._living if lives(process))
-        try:
-            if self._crowd is not None:
-                killed, forbidden = members.kill(self._crowd.living)
-                self.others.update(member.pid for member in killed if member.pid not in self._own)
-                self.forbidden.update(member.pid for member in forbidden)
-        except OSError as error:
-            self.error = error
-        if self._crowd is None or self.error is not None:
-            self._kill_without_looking()
-        _ends(self._living, reap)
-        for process in self._living:
-            process.is_alive()  # has multiprocessing drop it from its list of children, and with it the descriptors
+def _kill(
+    processes: Sequence[ProcessLike], living: Sequence[ProcessLike], crowd: Crowd | None, guard: Guard | None, kind: str
+) -> None:
+    log = _host.logger(__name__)
+    reap = Deadline(_REAP_S)
+    own = set(map(_number, processes))
+    late = [process for process in living if lives(process)]
+    killed: list[members.Member] = []
+    try:
+        if crowd is None:
+            _kill_without_looking(living, guard)
+        else:
+            killed, forbidden = members.kill(crowd.living)
+            for member in forbidden:
+                log.warning("[shutdown] %s: no permission to kill the process %d", kind, member.pid)
+    except OSError as error:
+        log.warning("[shutdown] %s: what the processes have started cannot be looked up: %s", kind, str(error))
+        _kill_without_looking(living, guard)
+    others = [str(member.pid) for member in killed if member.pid not in own]
+    if late or others:
+        names = ", ".join(f"{process.name} (PID: {process.pid})" for process in late) or "none of ours"
+        started = f"; what they had started too: PIDs {', '.join(others)}" if others else ""
+        log.warning(
+            "[shutdown] %s: %d process(es) did not end in time and are killed: %s%s", kind, len(late), names, started
+        )
+    # Also those that ended by themselves a moment ago: to the kernel they are zombies until their code is read.
+    _ends(living, reap)
+    for process in living:
+        process.is_alive()  # has multiprocessing drop it from its list of children, and with it the descriptors
+    if crowd is not None:
         with contextlib.suppress(OSError):
             members.wait_until_gone(killed, reap.remaining())
-            self._collect_the_adopted()
+            _collect_the_adopted(crowd, own)
 
-    def _kill_without_looking(self) -> None:
-        group = None if self._guard is None else self._guard.group
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if group is not None:
-                os.killpg(group, signal.SIGKILL)
-        for process in self._living:
-            if process.pid is not None and lives(process):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(process.pid, signal.SIGKILL)
 
-    def _collect_the_adopted(self) -> None:
-        """Those that became our children when their parents ended: we are a subreaper, or the first process."""
-        for member in self._crowd.look() if self._crowd is not None else ():
-            if member.is_zombie and member.parent == os.getpid() and member.pid not in self._own:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(member.pid, os.WNOHANG)
+def _number(process: ProcessLike) -> int | None:
+    try:
+        return process.pid
+    except ValueError:  # it is closed
+        return None
 
-    def tell(self, log: Any, kind: str) -> None:
-        if self.error is not None:
-            log.warning("[shutdown] %s: what the processes have started cannot be looked up: %s", kind, str(self.error))
-        for pid in self.forbidden:
-            log.warning("[shutdown] %s: no permission to kill the process %d", kind, pid)
-        if self.killed or self.others:
-            names = ", ".join(f"{process.name} (PID: {process.pid})" for process in self.killed.values())
-            others = ", ".join(map(str, sorted(self.others)))
-            log.warning(
-                "[shutdown] %s: %d process(es) did not end in time and are killed: %s%s",
-                *(kind, len(self.killed), names or "none of ours"),
-                f"; what they had started too: PIDs {others}" if others else "",
-            )
+
+def _kill_without_looking(living: Iterable[ProcessLike], guard: Guard | None) -> None:
+    group = None if guard is None else guard.group
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if group is not None:
+            os.killpg(group, signal.SIGKILL)
+    for process in living:
+        if process.pid is not None and lives(process):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def _collect_the_adopted(crowd: Crowd, own: set[int | None]) -> None:
+    """Those that became our children when their parents ended: we are a subreaper, or the first process."""
+    for member in crowd.look():
+        if member.is_zombie and member.parent == os.getpid() and member.pid not in own:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(member.pid, os.WNOHANG)
 
 
 class Resources:

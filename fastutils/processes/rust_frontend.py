@@ -53,8 +53,8 @@ class RustFrontendProcessManager(Owner):
     a default that is passed on all the same changes nothing for a frontend that has the same default.
 
     The frontend ends when this process ends, even by SIGKILL, when `shutdown` is called, and when the manager is
-    collected, with all that it has started: a small guard process, whose process group it joins, sees to that. So
-    Ctrl-C in a terminal reaches this process alone, which is to shut it down.
+    collected, with all that it has started: a small guard process, whose process group it joins, sees to that as long
+    as it stays there. So Ctrl-C in a terminal reaches this process alone, which is to shut it down.
 
     Raises ValueError for a closed socket and for engine numbers below 0, and FileNotFoundError, PermissionError or
     another OSError, with the path, when the binary cannot be run.

@@ -84,7 +84,8 @@ class _Popen(popen_spawn_posix.Popen):
                 set_spawning_popen(None)
             with Interruptions() as interruptions:
                 writer = self._spawn(process_obj)
-                self._hand_over(data.getbuffer(), writer, interruptions)
+                # Of bytes: the collector crashes over a BytesIO with a view of it (Python 3.12).
+                self._hand_over(memoryview(data.getvalue()), writer, interruptions)
         except BaseException:
             self._discard()
             raise

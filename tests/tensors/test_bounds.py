@@ -1,0 +1,39 @@
+"""Tensors whose elements lie beyond their storage: torch makes them without complaint, and refuses to use them."""
+
+import pytest
+import torch
+from implementations import load
+
+ROWS = 16
+
+
+def beyond(offset):
+    return torch.zeros(ROWS, dtype=torch.int64).as_strided_((ROWS,), (1,), offset)
+
+
+def copied(form, helper, source, target):
+    if helper == "copy_slice":
+        return load("copy_slice", form)(source, target, ROWS)
+    if helper == "copy_slices":
+        return load("copy_slices", form)([(source, target, ROWS)])
+    buffer = load("CpuGpuBuffer", form)(ROWS, dtype=torch.int64, device=torch.device("cpu"), pin_memory=False)
+    buffer.cpu, buffer.gpu = source, target
+    return buffer.copy_to_gpu(ROWS) if helper == "copy_to_gpu" else load("copy_to_gpu_many", form)([buffer], ROWS)
+
+
+# In bytes, each wraps round to a small number.
+@pytest.mark.parametrize("offset", [2**61 - ROWS, 2**61 - 8, 2**61, 2**62 - 8, 2**63 - ROWS - 1])
+@pytest.mark.parametrize("helper", ["copy_slice", "copy_slices", "copy_to_gpu", "copy_to_gpu_many"])
+@pytest.mark.parametrize("form", ["compiled", "python"])
+@pytest.mark.parametrize("which", ["source", "target"])
+def test_offsets_beyond_every_storage(form, helper, offset, which):
+    try:
+        bad = beyond(offset)
+    except RuntimeError:
+        pytest.skip("this torch refuses to make it")
+    around = [torch.zeros(1 << 12, dtype=torch.int64) for _ in range(4)]
+    good = torch.ones(ROWS, dtype=torch.int64)
+    with pytest.raises(RuntimeError):
+        copied(form, helper, *((bad, good) if which == "source" else (good, bad)))
+    assert all(not each.any() for each in around)
+    assert good.sum() == ROWS
