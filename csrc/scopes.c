@@ -37,8 +37,6 @@ static NullScope* free_scopes[FREE_SCOPES]; /* their type's references stay with
 static int free_count;
 #endif
 
-/* ---- the scope that does nothing ------------------------------------------------------------------------------ */
-
 /* Needs nothing of the scope: one object for all, a plain function, which does not bind. */
 static PyObject* null_scope_exit(PyObject* self, PyObject* const* args, Py_ssize_t count) {
   (void)self, (void)args, (void)count;
@@ -162,8 +160,6 @@ static PyObject* new_null_scope(PyObject* name) {
   scope->name = name;
   return (PyObject*)scope;
 }
-
-/* ---- choosing and calling ------------------------------------------------------------------------------------- */
 
 /* The choice, as a new reference: what runs meanwhile may have it forgotten again. */
 static PyObject* choose(void) {

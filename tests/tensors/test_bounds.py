@@ -37,3 +37,35 @@ def test_offsets_beyond_every_storage(form, helper, offset, which):
         copied(form, helper, *((bad, good) if which == "source" else (good, bad)))
     assert all(not each.any() for each in around)
     assert good.sum() == ROWS
+
+
+def of_sizes(sizes, strides):
+    tensor = torch.zeros(16, dtype=torch.int64)[::2]
+    try:
+        tensor.set_(tensor.untyped_storage(), 0, sizes, strides)
+    except RuntimeError:
+        return tensor  # with the new sizes, and the number of elements of before
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(1, dtype=torch.int64).expand(2**61 + 1),
+        lambda: torch.zeros(1, dtype=torch.int64).expand(2**60 + 3),
+        lambda: of_sizes((2**32, 2**32), (0, 0)),
+        lambda: of_sizes((2**62, 2, 2), (0, 0, 0)),
+        lambda: of_sizes((2**62 + 1, 4), (0, 0)),
+        lambda: of_sizes((8, 2**61 + 1), (0, 0)),
+        lambda: of_sizes((3, -1), (0, 0)),
+        lambda: of_sizes((-3, -3, 2), (0, 0, 0)),
+    ],
+)
+def test_sizes_that_overflow(make):
+    def outcome(form):
+        try:
+            return len(load("tensor_data", form)(make()))
+        except RuntimeError as error:
+            return str(error)
+
+    assert outcome("compiled") == outcome("python")
