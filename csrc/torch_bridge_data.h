@@ -23,12 +23,12 @@ void gather(char*& out, const char* in, c10::IntArrayRef sizes, c10::IntArrayRef
 
 // A storage with the elements in row-major order, or nothing where torch's copy is to be preferred.
 inline c10::Storage gathered(const TensorImpl* tensor, size_t bytes) {
-  // A tensor may have sizes that overflow, and a count of elements that is not theirs (test_sizes_that_overflow).
+  // Sizes may overflow, the count of elements need not be theirs, and gather recurses by dimension (test_bounds).
   int64_t count = 1, step, span = 1;  // span: elements from the first to the last one of memory
   for (int64_t i = 0; i < tensor->dim(); ++i) {
-    const int64_t size = tensor->size(i);
-    if (size < 0 || __builtin_mul_overflow(count, size, &count) || count > static_cast<int64_t>(kLargestGather) ||
-        __builtin_mul_overflow(size - 1, tensor->stride(i), &step) || __builtin_add_overflow(span, step, &span))
+    const int64_t size = tensor->size(i), stride = tensor->stride(i);
+    if (i == 32 || size < 0 || __builtin_mul_overflow(count, size, &count) || count > int64_t{kLargestGather} ||
+        __builtin_mul_overflow(size - 1, stride, &step) || __builtin_add_overflow(span, step, &span))
       return {};
   }
   if (count != tensor->numel() || bytes > kLargestGather || !lies_within_storage(tensor, span)) return {};

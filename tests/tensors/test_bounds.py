@@ -69,3 +69,9 @@ def test_sizes_that_overflow(make):
             return str(error)
 
     assert outcome("compiled") == outcome("python")
+
+
+@pytest.mark.parametrize("form", ["compiled", "python"])
+def test_more_dimensions_than_a_stack_holds(form):
+    tensor = torch.arange(8).as_strided([1] * 20000 + [4], [1] * 20000 + [2])
+    assert bytes(load("tensor_data", form)(tensor)) == bytes(torch.tensor([0, 2, 4, 6]).numpy())
