@@ -260,6 +260,3 @@ def test_the_process_title(monkeypatch):
 def test_no_title_without_setproctitle(monkeypatch):
     monkeypatch.setitem(sys.modules, "setproctitle", None)
     _host.set_process_title("APIServer")
-
-
-# --- process trees ----------------------------------------------------------------------------------------------------

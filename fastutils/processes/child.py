@@ -47,7 +47,7 @@ class Child:
         with self._lock:  # two threads that collect would take the code from each other
             if self.code is None and not self._is_lost:
                 try:
-                    code = self._collected(os.WNOHANG)
+                    code = self._collected()
                     self.code = code if self.code is None else self.code
                 except ChildProcessError:
                     self._is_lost = True
@@ -57,11 +57,11 @@ class Child:
     def lost(self) -> bool:
         return self._is_lost and self.code is None
 
-    def _collected(self, flags: int) -> int | None:
+    def _collected(self) -> int | None:
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
-            pid, status = os.waitpid(self.pid, flags)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             return os.waitstatus_to_exitcode(status) if pid else None
-        found = self._state(os.WEXITED | flags)
+        found = self._state(os.WEXITED | os.WNOHANG)
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status

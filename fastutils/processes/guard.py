@@ -32,24 +32,27 @@ _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
 def above_standard(descriptor: int) -> int:
-    """`descriptor`, or a duplicate in its place that is above 2: what is handed to a child as 0, 1 or 2 is overwritten.
+    """`descriptor` itself, or, for a standard stream's number, a copy that is none, for the caller to close.
 
-    Such numbers are free where a daemon has closed its standard streams.
+    What is handed to a child as 0, 1 or 2 is overwritten. They are free where a daemon has closed its standard streams.
     """
-    if descriptor > 2:
-        return descriptor
+    return descriptor if descriptor > 2 else fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+
+
+def _moved(descriptor: int) -> int:
     try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+        return above_standard(descriptor)
     finally:
-        os.close(descriptor)
+        if descriptor <= 2:
+            os.close(descriptor)
 
 
 def pipe() -> tuple[int, int]:
     """(reading end, writing end), neither of which is a standard stream's number."""
     reader, writer = os.pipe()
     try:
-        reader = above_standard(reader)
-        return reader, above_standard(writer)
+        reader = _moved(reader)
+        return reader, _moved(writer)
     except BaseException:
         os.close(reader)
         raise

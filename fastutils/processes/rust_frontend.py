@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import importlib
 import json
@@ -18,7 +17,7 @@ from typing import Any, ClassVar, overload
 from fastutils import _host
 from fastutils.processes.arguments import also_called, checked_number, checked_timeout
 from fastutils.processes.ending import Ending, Owner, Resources, end_all
-from fastutils.processes.guard import Guard
+from fastutils.processes.guard import Guard, above_standard
 from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.listeners import Listener, is_listener
 from fastutils.processes.spawning import ProgramProcess, start_program
@@ -207,11 +206,10 @@ def _without_values(forwarded: Mapping[str, Any]) -> dict[str, str]:
 
 def _inheritable(descriptor: int, copies: contextlib.ExitStack) -> int:
     """`descriptor`, or a copy of it whose number is not that of a standard stream."""
-    if descriptor > 2:
-        return descriptor
-    copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-    copies.callback(os.close, copy)
-    return copy
+    inherited = above_standard(descriptor)
+    if inherited != descriptor:
+        copies.callback(os.close, inherited)
+    return inherited
 
 
 def _descriptor_of(name: str, listener: Any) -> int:

@@ -9,7 +9,6 @@ deadline. And no descriptor that it inherits has the number of a standard stream
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import io
 import os
@@ -28,7 +27,7 @@ from typing import Any
 from fastutils import _host
 from fastutils.processes.arguments import Deadline, checked_timeout
 from fastutils.processes.child import Child
-from fastutils.processes.guard import PROGRAM, Guard, may_write_to_the_terminal, pipe
+from fastutils.processes.guard import PROGRAM, Guard, above_standard, may_write_to_the_terminal, pipe
 from fastutils.processes.interrupts import Interruptions
 from fastutils.processes.orphans import end_with_parent
 from fastutils.processes.watching import SETTLE_S, explain_exit
@@ -93,11 +92,11 @@ class _Popen(popen_spawn_posix.Popen):
             _close_all(self._copies)
 
     def duplicate_for_child(self, fd: int) -> int:
-        if fd <= 2:
-            fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-            self._copies.append(fd)
-        self._fds.append(fd)
-        return fd
+        inherited = above_standard(fd)
+        if inherited != fd:
+            self._copies.append(inherited)
+        self._fds.append(inherited)
+        return inherited
 
     def _spawn(self, server: ServerProcess) -> int:
         """Start the process; the descriptor that takes what it is to run."""

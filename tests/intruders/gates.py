@@ -78,20 +78,23 @@ def callback_of_garbage(world, door):
 
 
 @contextlib.contextmanager
-def trace(world, door):
-    def traced(frame, event, argument):
-        door()
-        return traced
-
+def _traced_by(function):
     before = sys.gettrace()
-    sys.settrace(traced)
+    sys.settrace(function)
     try:
         yield
     finally:
         sys.settrace(before)
 
 
-@contextlib.contextmanager
+def trace(world, door):
+    def traced(frame, event, argument):
+        door()
+        return traced
+
+    return _traced_by(traced)
+
+
 def every_step(world, door):
     """Before every instruction: wherever Python code can be interrupted at all."""
 
@@ -101,12 +104,7 @@ def every_step(world, door):
         door()
         return traced
 
-    before = sys.gettrace()
-    sys.settrace(traced)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+    return _traced_by(traced)
 
 
 @contextlib.contextmanager
