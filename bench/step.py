@@ -23,7 +23,7 @@ from bench.paired import Clock, Incorrect, Rounds, measure, steady
 from bench.progress import bar
 from bench.recording import Step, TraceError
 from bench.replay import HELPERS, Replay, Work
-from bench.totals import Recorded, Row, Summary, as_json, over, summarise
+from bench.totals import Recorded, Row, Summary, as_json, over, share, summarise
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def render(summary: Summary, active: dict[str, str]) -> str:
             table.number(figures.ours / figures.calls),
             f"{figures.ratio:.2f}x",
             table.interval(*figures.interval),
-            f"{over(figures.upstream, whole.upstream):.1%}",
-            f"{over(figures.ours, whole.ours):.1%}",
+            f"{share(figures.upstream, whole.upstream):.1%}",
+            f"{share(figures.ours, whole.ours):.1%}",
         ]
         for row in order
         for figures in [summary.rows[row]]

@@ -74,6 +74,11 @@ def over(before: Any, after: Any) -> Any:
     return np.maximum(before, 1e-3) / np.maximum(after, 1e-3)
 
 
+def share(part: float, whole: float) -> float:
+    """What `part` is of `whole`; a short run's noise may make a row's time negative, and the shares still sum to 1."""
+    return part / whole if whole else 0.0
+
+
 NOTHING = Total(0, 0.0, 0.0, np.zeros(RESAMPLES), np.zeros(RESAMPLES))
 
 
@@ -158,8 +163,8 @@ def as_json(summary: Summary) -> dict[str, Any]:
                 "helper": summary.helpers[row],
                 "calls": value.calls,
                 **figures(value, value.calls),
-                "share_before": float(over(value.upstream, whole.upstream)),
-                "share_after": float(over(value.ours, whole.ours)),
+                "share_before": share(value.upstream, whole.upstream),
+                "share_after": share(value.ours, whole.ours),
             }
             for row, value in summary.rows.items()
         ],

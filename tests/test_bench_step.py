@@ -341,6 +341,16 @@ def test_the_summary_adds_rows_traces_and_steps():
     assert "never begun" not in text
 
 
+def test_shares_add_up_though_noise_made_a_row_negative():
+    found = totals.Recorded("one", complete=True)
+    found.rows["x"] = row([[100.0] * 3], [[100.0] * 3])
+    found.rows["y"] = dataclasses.replace(row([[-4.0] * 3], [[-4.0] * 3]), helper="copy_slice")
+    found.requests = {0: 3}
+    written = totals.as_json(totals.summarise([found]))["helpers"]
+    for side in ("share_before", "share_after"):
+        assert sum(helper[side] for helper in written) == pytest.approx(1)
+
+
 def test_the_bar_is_quiet_where_there_is_no_terminal(capfd):
     with step.progress_bar(["mixed"], TINY) as progress:
         assert len(list(progress(list(recording.steps("mixed"))[::60]))) == 5
