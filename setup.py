@@ -63,6 +63,7 @@ def compiled_modules() -> list[Extension]:
         [
             module("fastutils._iteration", "fastutils/_iteration.pyx"),
             module("fastutils.tensors._copy", "fastutils/tensors/_copy.pyx"),
+            module("fastutils.tensors._staging", "fastutils/tensors/_staging.pyx"),
             # The limited API has no buffer protocol before Python 3.11.
             *([] if LIMITED else [module("fastutils.tensors._data", "fastutils/tensors/_data.pyx")]),
         ]

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FU_BRIDGE_ABI 2
+#define FU_BRIDGE_ABI 3
 
 /* Instead of a row count: the whole tensor, whose sizes must then agree in every dimension. */
 #define FU_ALL_ROWS INT64_MIN
@@ -24,14 +24,18 @@ extern "C" {
 enum {
   FU_ERROR = -1,   /* a Python exception is set */
   FU_FALLBACK = 0, /* nothing was done; torch's own operators must do it */
-  FU_DONE = 1
+  FU_DONE = 1,
+  FU_NEEDS_SLOT = 2 /* nothing was done; give the staging another slot, then ask again */
 };
 
 /* What the bridge needs from the process it is loaded into; filled in by the core. */
 typedef struct fu_host {
   size_t tensor_offset; /* where a torch.Tensor object keeps its TensorImpl pointer */
-  /* cudaMemcpyAsync, cudaGetLastError and cudaStreamIsCapturing, or HIP's; all NULL without a device runtime. */
+  /* cudaMemcpyAsync, cudaMemcpy2DAsync, cudaGetLastError and cudaStreamIsCapturing, or HIP's; all NULL without a device
+   * runtime. */
   int (*memcpy_async)(void* to, const void* from, size_t bytes, int kind, void* stream);
+  int (*memcpy_2d_async)(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+                         int kind, void* stream);
   int (*get_last_error)(void);
   int (*stream_is_capturing)(void* stream, int* status);
   /* PyEval_SaveThread and PyEval_RestoreThread. */
@@ -45,6 +49,17 @@ typedef struct fu_bytes {
   void* data;
   size_t size;
 } fu_bytes;
+
+/* Where a staged buffer lies, in bytes, in the slab on the host as in that on the device. */
+typedef struct fu_place {
+  size_t offset;
+  size_t capacity;
+  size_t pitch; /* the capacity and its padding: where the next one may begin */
+} fu_place;
+
+typedef struct fu_staging_stats {
+  uint64_t flushes, runtime_calls, live_bytes, bytes_moved, waits, ns_waited, slots, peak_slots;
+} fu_staging_stats;
 
 typedef struct fu_bridge {
   int abi;                   /* FU_BRIDGE_ABI */
@@ -68,6 +83,22 @@ typedef struct fu_bridge {
   /* A one-dimensional uint8 torch.Tensor over `bytes`, as a new reference. */
   int (*wrap_bytes)(const fu_bytes* bytes, void** out);
   void (*release_storage)(void* storage);
+
+  /* Uploads of many buffers that lie in one slab, through event-guarded slots; NULL where that cannot be. `host` and
+   * `device` are one-dimensional uint8 tensors, the slabs; `cpus` and `gpus` the buffers' own, which are held. */
+  void* (*staging_new)(void* host, void* device, size_t count, void* const* cpus, void* const* gpus,
+                       const fu_place* places, size_t max_slots);
+  void (*staging_free)(void* staging);
+  /* A slot: a uint8 tensor as large as the slab, in pinned memory. 0 if there are enough, or it is closed. */
+  int (*staging_add_slot)(void* staging, void* memory);
+  /* Whether copies of one width at one pitch become one call, and over how many bytes of padding full neighbours are
+   * joined (-1: they are not). */
+  void (*staging_configure)(void* staging, int pack, int64_t gap);
+  /* Snapshots rows[i] rows of each buffer (-1: none) and uploads them on the current stream. May wait for a slot,
+   * without the GIL. FU_FALLBACK: what is not -1 by then is torch's to do. */
+  int (*staging_flush)(void* staging, int64_t* rows);
+  void (*staging_stats)(void* staging, int reset, fu_staging_stats* out);
+  void (*staging_close)(void* staging);
 } fu_bridge;
 
 /* The one symbol a bridge exports. */

@@ -6,6 +6,7 @@
 
 #include "torch_bridge_copy.h"
 #include "torch_bridge_data.h"
+#include "torch_bridge_staging.h"
 
 namespace fastutils {
 namespace {
@@ -42,6 +43,13 @@ const fu_bridge bridge{
     guarded<tensor_bytes, int{FU_FALLBACK}>,
     guarded<wrap_bytes, int{FU_FALLBACK}>,
     release_storage,
+    guarded<staging_new, nullptr>,
+    staging_free,
+    staging_add_slot,
+    staging_configure,
+    guarded<staging_flush, int{FU_FALLBACK}>,
+    staging_stats,
+    staging_close,
 };
 
 }  // namespace

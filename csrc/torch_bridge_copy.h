@@ -40,10 +40,10 @@ struct Move {
 };
 
 // Decides whether `n` rows (FU_ALL_ROWS: everything) may be moved as plain bytes, and which. Changes nothing.
-inline bool plan(void* from_object, void* to_object, int64_t n, Thread thread, Move& move) {
-  if (!thread.plain || !tensor_in(from_object).defined() || !tensor_in(to_object).defined()) return false;
-  const TensorImpl* const from = tensor_in(from_object).unsafeGetTensorImpl();
-  TensorImpl* const to = tensor_in(to_object).unsafeGetTensorImpl();
+inline bool plan(const at::Tensor& from_tensor, const at::Tensor& to_tensor, int64_t n, Thread thread, Move& move) {
+  if (!thread.plain || !from_tensor.defined() || !to_tensor.defined()) return false;
+  const TensorImpl* const from = from_tensor.unsafeGetTensorImpl();
+  TensorImpl* const to = to_tensor.unsafeGetTensorImpl();
   if (!within(from->key_set(), kPlainTensor) || !within(to->key_set(), kPlainTensor)) return false;
   if (from->dtype() != to->dtype() || !has_plain_type(to)) return false;
   if (has_gradients(from) || has_gradients(to)) return false;
@@ -145,6 +145,9 @@ class Lane {
     return true;
   }
 
+  const c10::Stream& stream() const { return *stream_; }
+  void* raw() const { return raw_; }
+
  private:
   std::optional<c10::Stream> stream_;
   void* raw_ = nullptr;
@@ -209,7 +212,7 @@ inline bool carry_out(const Move& move) {
 [[gnu::flatten]] inline int copy_rows(void* from_object, void* to_object, int64_t n, void** out) {
   const Thread thread = present_thread();
   Move move;
-  if (!plan(from_object, to_object, n, thread, move)) return FU_FALLBACK;
+  if (!plan(tensor_in(from_object), tensor_in(to_object), n, thread, move)) return FU_FALLBACK;
   at::Tensor view = first_rows(tensor_in(to_object), n, thread);
   if (!carry_out(move)) return FU_FALLBACK;
   return wrap(std::move(view), out);
@@ -218,7 +221,9 @@ inline bool carry_out(const Move& move) {
 // Runs no Python code but through issue_with_device, after which nothing borrowed is looked at.
 [[gnu::flatten]] inline int copy_whole(void* from_object, void* to_object) {
   Move move;
-  return plan(from_object, to_object, FU_ALL_ROWS, present_thread(), move) && carry_out(move) ? FU_DONE : FU_FALLBACK;
+  return plan(tensor_in(from_object), tensor_in(to_object), FU_ALL_ROWS, present_thread(), move) && carry_out(move)
+             ? FU_DONE
+             : FU_FALLBACK;
 }
 
 // How many of `count` moves, some of them with a device, were carried out.
@@ -258,7 +263,7 @@ inline size_t issue_round(const Move* moves, size_t count, const Lane& lane) noe
   try {
     for (; planned < count; ++planned) {
       Move& move = moves[planned];
-      if (!plan(from[planned], to[planned], rows[planned], thread, move)) break;
+      if (!plan(tensor_in(from[planned]), tensor_in(to[planned]), rows[planned], thread, move)) break;
       if (move.kind == Kind::HostToHost || move.bytes == 0) continue;
       if (!lane.open(move)) break;
       with_device = true;

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # type checkers read the Python forms, so no stub can drift f
     from fastutils.tensors.buffer import CpuGpuBuffer
     from fastutils.tensors.copy import copy_slice, copy_slices, copy_to_gpu_many
     from fastutils.tensors.data import tensor_data
+    from fastutils.tensors.staging import StagingGroup
     from fastutils.usage import report_usage_stats
     from fastutils.views import ConstantList
 
@@ -40,6 +41,7 @@ __all__ = [  # noqa: RUF022
     "compute_iteration_details",
     "copy_slices",
     "copy_to_gpu_many",
+    "StagingGroup",
 ]
 
 

@@ -134,6 +134,7 @@ class CpuGpuBuffer(_twin.CpuGpuBuffer):
     __doc__ = _twin.CpuGpuBuffer.__doc__
 
     copy_to_gpu, copy_to_cpu = method_copy_to_gpu(), method_copy_to_cpu()
+    _staging_module = "fastutils.tensors._staging"
 
 
 cdef object _Buffer = CpuGpuBuffer

@@ -1,6 +1,6 @@
 """The bridge's table, as Cython sees it."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 
 cdef extern from "bridge_abi.h":
@@ -8,6 +8,7 @@ cdef extern from "bridge_abi.h":
         FU_ERROR
         FU_FALLBACK
         FU_DONE
+        FU_NEEDS_SLOT
         FU_ROUND
     const int64_t FU_ALL_ROWS
 
@@ -15,6 +16,21 @@ cdef extern from "bridge_abi.h":
         void* storage
         void* data
         size_t size
+
+    ctypedef struct fu_place:
+        size_t offset
+        size_t capacity
+        size_t pitch
+
+    ctypedef struct fu_staging_stats:
+        uint64_t flushes
+        uint64_t runtime_calls
+        uint64_t live_bytes
+        uint64_t bytes_moved
+        uint64_t waits
+        uint64_t ns_waited
+        uint64_t slots
+        uint64_t peak_slots
 
     ctypedef struct fu_bridge:
         int (*copy_rows)(void* from_tensor, void* to_tensor, int64_t n, void** out) except? -1
@@ -25,3 +41,13 @@ cdef extern from "bridge_abi.h":
         int (*tensor_bytes)(void* tensor, fu_bytes* out) noexcept
         int (*wrap_bytes)(const fu_bytes* bytes, void** out) except? -1
         void (*release_storage)(void* storage) noexcept
+        void* (*staging_new)(
+            void* host, void* device, size_t count, void* const* cpus, void* const* gpus, const fu_place* places,
+            size_t max_slots
+        ) noexcept
+        void (*staging_free)(void* staging) noexcept
+        int (*staging_add_slot)(void* staging, void* memory) noexcept
+        void (*staging_configure)(void* staging, int pack, int64_t gap) noexcept
+        int (*staging_flush)(void* staging, int64_t* rows) noexcept
+        void (*staging_stats)(void* staging, int reset, fu_staging_stats* out) noexcept
+        void (*staging_close)(void* staging) noexcept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,12 @@ class _PinningAvailable:
 _PINNING_AVAILABLE: Any = _PinningAvailable()
 
 
+def check_numpy_has(dtype: torch.dtype) -> None:
+    """ValueError for the one type that upstream refuses by name."""
+    if dtype == torch.bfloat16:
+        raise ValueError("NumPy has no bfloat16: make this CpuGpuBuffer with with_numpy=False")
+
+
 class CpuGpuBuffer:
     """A zeroed host tensor and a zeroed twin on `device`, for state that is filled on the host and used on the device.
 
@@ -51,12 +58,17 @@ class CpuGpuBuffer:
     ordinary ones even where the buffer is made in inference mode. `pin_memory` defaults to whether pinning is
     available on this machine, looked up once.
 
+    ``staged=True`` (not upstream's) makes ``copy_to_gpu`` snapshot the rows, which may then be rewritten as soon as it
+    returns; ``fastutils.StagingGroup`` does so for many buffers at once.
+
     Upstream: ``vllm.v1.utils.CpuGpuBuffer``.
     """
 
     cpu: torch.Tensor
     gpu: torch.Tensor
     np: np.ndarray[Any, Any]
+
+    _staging_module = "fastutils.tensors.staging"
 
     def __init__(
         self,
@@ -65,15 +77,21 @@ class CpuGpuBuffer:
         device: torch.device,
         pin_memory: bool = _PINNING_AVAILABLE,
         with_numpy: bool = True,
+        staged: bool = False,
     ) -> None:
         if pin_memory is _PINNING_AVAILABLE:
             pin_memory = bool(pin_memory)
+        if staged:
+            group_class = importlib.import_module(self._staging_module).StagingGroup
+            group = group_class(device, pin_memory=pin_memory)
+            group._adopt(self, "", size, dtype, with_numpy)
+            group.freeze()
+            return
         with torch.inference_mode(False):
             self.cpu = torch.zeros(*size, dtype=dtype, device="cpu", pin_memory=pin_memory)
             self.gpu = torch.zeros_like(self.cpu, device=device)
             if with_numpy:
-                if dtype == torch.bfloat16:
-                    raise ValueError("NumPy has no bfloat16: make this CpuGpuBuffer with with_numpy=False")
+                check_numpy_has(dtype)
                 self.np = self.cpu.numpy()
 
     def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:

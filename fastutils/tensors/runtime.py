@@ -23,11 +23,11 @@ from fastutils import _select
 BRIDGES = Path(__file__).parents[1] / "_bridge"
 
 #: The number in csrc/bridge_abi.h; tests keep the two equal.
-ABI = 2
+ABI = 3
 
 #: (torch's library that depends on the runtime, prefix of the runtime's functions). A ROCm build has the second only.
 RUNTIMES = (("libc10_cuda.so", "cuda"), ("libc10_hip.so", "hip"))
-FUNCTIONS = ("MemcpyAsync", "GetLastError", "StreamIsCapturing")
+FUNCTIONS = ("MemcpyAsync", "Memcpy2DAsync", "GetLastError", "StreamIsCapturing")
 
 
 class BridgeUnavailable(ImportError):
@@ -40,6 +40,7 @@ class _Host(ctypes.Structure):
     _fields_ = [
         ("tensor_offset", ctypes.c_size_t),
         ("memcpy_async", ctypes.c_void_p),
+        ("memcpy_2d_async", ctypes.c_void_p),
         ("get_last_error", ctypes.c_void_p),
         ("stream_is_capturing", ctypes.c_void_p),
         ("release_gil", ctypes.c_void_p),

@@ -4,6 +4,8 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <atomic>
+#include <climits>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -35,6 +37,7 @@ struct Operation {
   std::function<void()> run;
   std::shared_ptr<Mark> reaches;  // an event record
   std::shared_ptr<Mark> awaits;   // a stream waiting for an event
+  uint64_t number = 0;            // in the order of issue over all streams
 };
 
 struct Stream {
@@ -54,6 +57,34 @@ struct Record {
   void* stream;
   int device;
   int gil;  // whether the calling thread held Python's lock
+  size_t height;
+  size_t to_pitch, from_pitch;  // 0 for cudaMemcpyAsync, which has none
+};
+
+// `height` rows of `width` bytes; those of cudaMemcpyAsync are one row.
+struct Rows {
+  char* to;
+  size_t to_pitch;
+  const char* from;
+  size_t from_pitch;
+  size_t width;
+  size_t height;
+
+  void copy() const {
+    for (size_t row = 0; row < height; ++row) std::memmove(to + row * to_pitch, from + row * from_pitch, width);
+  }
+};
+
+// The calls of one sort that are still to fail.
+struct Failures {
+  int left = 0;
+  cudaError_t error = cudaSuccess;
+
+  bool due() {
+    if (left <= 0) return false;
+    --left;
+    return true;
+  }
 };
 
 std::recursive_mutex lock;
@@ -63,10 +94,14 @@ bool holding = false;
 bool quiet = false;  // for timing: no log, no queue
 bool capturing = false;
 void (*on_copy)() = nullptr;  // called once, when the next copy is issued
-int failures_left = 0;
-cudaError_t failure = cudaSuccess;
+Failures copy_failures, allocation_failures, record_failures, event_failures;
+uint64_t operations_issued = 0;
+std::atomic<int> copy_calls{0};
 int events_recorded = 0;
 int records_with_gil = 0;
+int waits = 0;
+int waits_with_gil = 0;
+int queries_with_gil = 0;
 std::vector<Record> log_of_copies;
 std::map<char*, size_t> pinned, on_device;
 std::set<Stream*> streams;
@@ -99,14 +134,18 @@ Stream* stream_of(cudaStream_t handle) {
   return found;
 }
 
+void run_until(Stream* stream, const Mark* mark);
+
+void run_next(Stream* stream) {
+  Operation next = std::move(stream->queue.front());
+  stream->queue.pop_front();
+  if (next.awaits && !next.awaits->reached) run_until(next.awaits->stream, next.awaits.get());
+  if (next.run) next.run();
+  if (next.reaches) next.reaches->reached = true;
+}
+
 void run_until(Stream* stream, const Mark* mark) {
-  while (!stream->queue.empty() && !(mark && mark->reached)) {
-    Operation next = std::move(stream->queue.front());
-    stream->queue.pop_front();
-    if (next.awaits && !next.awaits->reached) run_until(next.awaits->stream, next.awaits.get());
-    if (next.run) next.run();
-    if (next.reaches) next.reaches->reached = true;
-  }
+  while (!stream->queue.empty() && !(mark && mark->reached)) run_next(stream);
 }
 
 void run_all(int device) {
@@ -115,7 +154,31 @@ void run_all(int device) {
   }
 }
 
+// Whether anything is left to run. A device does not stop at a wait for what has happened already.
+bool busy(Stream* stream) {
+  auto& queue = stream->queue;
+  while (!queue.empty() && queue.front().awaits && queue.front().awaits->reached) queue.pop_front();
+  return !queue.empty();
+}
+
+bool busy_device(int device) {
+  for (Stream* stream : streams) {
+    if (stream->device == device && busy(stream)) return true;
+  }
+  return false;
+}
+
+// An event is recorded before a stream is told to wait for it, so the oldest operation of all never has to wait.
+Stream* oldest() {
+  Stream* found = nullptr;
+  for (Stream* stream : streams) {
+    if (busy(stream) && (!found || stream->queue.front().number < found->queue.front().number)) found = stream;
+  }
+  return found;
+}
+
 void enqueue(Stream* stream, Operation operation) {
+  operation.number = operations_issued++;
   stream->queue.push_back(std::move(operation));
   if (!holding) run_until(stream, nullptr);
 }
@@ -148,28 +211,48 @@ cudaError_t deallocate(std::map<char*, size_t>& blocks, void* address) {
   return cudaSuccess;
 }
 
-cudaError_t copy_later(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t handle) {
+void count_wait() {
+  ++waits;
+  waits_with_gil += holds_gil();
+}
+
+cudaMemcpyKind kind_of(cudaMemcpyKind kind, const Rows& rows) {
+  if (kind != cudaMemcpyDefault) return kind;
+  if (lies_in(on_device, rows.from)) {
+    return lies_in(on_device, rows.to) ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost;
+  }
+  return lies_in(on_device, rows.to) ? cudaMemcpyHostToDevice : cudaMemcpyHostToHost;
+}
+
+cudaError_t copy_later(const Rows& rows, cudaMemcpyKind given, cudaStream_t handle, cudaError_t refusal = cudaSuccess) {
+  ++copy_calls;
   if (quiet) {
-    std::memcpy(to, from, bytes);
-    return cudaSuccess;
+    if (refusal == cudaSuccess) rows.copy();
+    return result(refusal);
   }
   if (on_copy) std::exchange(on_copy, nullptr)();
   Guard guard(lock);
-  log_of_copies.push_back({to, from, bytes, kind, handle, current_device, holds_gil()});
-  if (failures_left > 0) {
-    --failures_left;
-    return result(failure);
-  }
+  log_of_copies.push_back({rows.to, rows.from, rows.width * rows.height, given, handle, current_device, holds_gil(),
+                           rows.height, rows.to_pitch, rows.from_pitch});
+  if (refusal != cudaSuccess) return result(refusal);
+  if (copy_failures.due()) return result(copy_failures.error);
   Stream* stream = stream_of(handle);
-  if (kind == cudaMemcpyHostToDevice && !lies_in(pinned, from)) {
-    auto staged =
-        std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + bytes);
-    enqueue(stream, {[=] { std::memcpy(to, staged->data(), bytes); }, nullptr, nullptr});
+  const cudaMemcpyKind kind = kind_of(given, rows);
+  if (kind == cudaMemcpyHostToDevice && !lies_in(pinned, rows.from)) {
+    // Row by row: nobody promised that the padding behind the last row may be read.
+    auto staged = std::make_shared<std::vector<char>>(rows.width * rows.height);
+    Rows{staged->data(), rows.width, rows.from, rows.from_pitch, rows.width, rows.height}.copy();
+    auto run = [=] { Rows{rows.to, rows.to_pitch, staged->data(), rows.width, rows.width, rows.height}.copy(); };
+    enqueue(stream, {run, nullptr, nullptr});
     return cudaSuccess;
   }
-  enqueue(stream, {[=] { std::memmove(to, from, bytes); }, nullptr, nullptr});
-  if (kind == cudaMemcpyDeviceToHost && !lies_in(pinned, to)) run_until(stream, nullptr);  // CUDA waits here
+  enqueue(stream, {[=] { rows.copy(); }, nullptr, nullptr});
+  if (kind == cudaMemcpyDeviceToHost && !lies_in(pinned, rows.to)) run_until(stream, nullptr);  // CUDA waits here
   return cudaSuccess;
+}
+
+Rows one_row(void* to, const void* from, size_t bytes) {
+  return {static_cast<char*>(to), 0, static_cast<const char*>(from), 0, bytes, 1};
 }
 
 }  // namespace
@@ -184,7 +267,8 @@ EXPORT int fakecuda_log(int index, Record* out) {
 EXPORT void fakecuda_reset() {
   Guard guard(lock);
   log_of_copies.clear();
-  events_recorded = records_with_gil = 0;
+  copy_calls = 0;
+  events_recorded = records_with_gil = waits = waits_with_gil = queries_with_gil = 0;
 }
 EXPORT void fakecuda_hold() {
   Guard guard(lock);
@@ -197,14 +281,50 @@ EXPORT void fakecuda_release() {
 }
 EXPORT void fakecuda_fail_next(int times, int error) {
   Guard guard(lock);
-  failures_left = times;
-  failure = static_cast<cudaError_t>(error);
+  copy_failures = {times, static_cast<cudaError_t>(error)};
+}
+EXPORT void fakecuda_fail_allocations(int times) {
+  Guard guard(lock);
+  allocation_failures = {times, cudaErrorMemoryAllocation};
+}
+EXPORT void fakecuda_fail_records(int times, int error) {
+  Guard guard(lock);
+  record_failures = {times, static_cast<cudaError_t>(error)};
+}
+EXPORT void fakecuda_fail_events(int times, int error) {
+  Guard guard(lock);
+  event_failures = {times, static_cast<cudaError_t>(error)};
+}
+// Waits for events are not counted, here or in what is pending: they are how a stream is ordered, not work.
+EXPORT int fakecuda_run_pending(int times) {
+  Guard guard(lock);
+  int ran = 0;
+  for (Stream* stream; ran < times && (stream = oldest()); ++ran) run_next(stream);
+  return ran;
+}
+EXPORT int fakecuda_pending() {
+  Guard guard(lock);
+  int found = 0;
+  for (const Stream* stream : streams) {
+    for (const Operation& operation : stream->queue) found += !operation.awaits;
+  }
+  return found;
 }
 EXPORT void fakecuda_on_copy(void (*callback)()) { on_copy = callback; }
 EXPORT void fakecuda_quiet(int on) { quiet = on; }
 EXPORT void fakecuda_set_capturing(int on) { capturing = on; }
 EXPORT int fakecuda_events_recorded() { return events_recorded; }
 EXPORT int fakecuda_records_with_gil() { return records_with_gil; }
+EXPORT int fakecuda_copy_calls() { return copy_calls; }
+EXPORT int fakecuda_waits() { return waits; }
+EXPORT int fakecuda_waits_with_gil() { return waits_with_gil; }
+EXPORT int fakecuda_queries_with_gil() { return queries_with_gil; }
+EXPORT int fakecuda_pinned_blocks(size_t* bytes) {
+  Guard guard(lock);
+  *bytes = 0;
+  for (const auto& [start, size] : pinned) *bytes += size;
+  return static_cast<int>(pinned.size());
+}
 
 // ---- devices -------------------------------------------------------------------------------------------------
 
@@ -242,11 +362,12 @@ EXPORT cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int devic
   properties->sharedMemPerBlockOptin = 227 << 10;
   properties->regsPerMultiprocessor = 65536;
   properties->unifiedAddressing = 1;
+  properties->memPitch = INT_MAX;
   properties->pciDeviceID = device;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = 1;
+EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMaxPitch ? INT_MAX : 1;
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -256,6 +377,7 @@ EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 EXPORT cudaError_t cudaDeviceSynchronize() {
   Guard guard(lock);
+  if (busy_device(current_device)) count_wait();
   run_all(current_device);
   return cudaSuccess;
 }
@@ -296,7 +418,11 @@ EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function
 
 EXPORT cudaError_t cudaMalloc(void** out, size_t bytes) { return allocate(on_device, out, bytes); }
 EXPORT cudaError_t cudaFree(void* address) { return deallocate(on_device, address); }
-EXPORT cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) { return allocate(pinned, out, bytes); }
+EXPORT cudaError_t cudaHostAlloc(void** out, size_t bytes, unsigned) {
+  Guard guard(lock);
+  if (allocation_failures.due()) return result(allocation_failures.error);
+  return allocate(pinned, out, bytes);
+}
 EXPORT cudaError_t cudaFreeHost(void* address) { return deallocate(pinned, address); }
 EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
   Guard guard(lock);
@@ -307,10 +433,21 @@ EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, c
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  return copy_later(to, from, bytes, kind, stream);
+  return copy_later(one_row(to, from, bytes), kind, stream);
+}
+EXPORT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                                     size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+  // Documented without an exception for a single row, whose pitches nobody needs.
+  const bool fits = width <= to_pitch && width <= from_pitch && to_pitch <= INT_MAX && from_pitch <= INT_MAX;
+  const bool known = kind >= cudaMemcpyHostToHost && kind <= cudaMemcpyDefault;
+  return copy_later({static_cast<char*>(to), to_pitch, static_cast<const char*>(from), from_pitch, width, height}, kind,
+                    stream,
+                    !known  ? cudaErrorInvalidMemcpyDirection
+                    : !fits ? cudaErrorInvalidPitchValue
+                            : cudaSuccess);
 }
 EXPORT cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, cudaStream_t stream) {
-  return copy_later(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+  return copy_later(one_row(to, from, bytes), cudaMemcpyDeviceToDevice, stream);
 }
 EXPORT cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   Guard guard(lock);
@@ -351,14 +488,16 @@ EXPORT cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   delete stream;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   Guard guard(lock);
-  run_until(stream_of(stream), nullptr);
+  Stream* stream = stream_of(handle);
+  if (busy(stream)) count_wait();
+  run_until(stream, nullptr);
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t stream) {
   Guard guard(lock);
-  return stream_of(stream)->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+  return busy(stream_of(stream)) ? cudaErrorNotReady : cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
   *priority = 0;
@@ -366,7 +505,8 @@ EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t, int* priority) {
 }
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   Guard guard(lock);
-  enqueue(stream_of(stream), {nullptr, nullptr, reinterpret_cast<Event*>(event)->mark});
+  const auto& mark = reinterpret_cast<Event*>(event)->mark;
+  if (mark && !mark->reached) enqueue(stream_of(stream), {nullptr, nullptr, mark});
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
@@ -391,6 +531,7 @@ EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned) {
   Guard guard(lock);
+  if (record_failures.due()) return result(record_failures.error);
   ++events_recorded;
   records_with_gil += holds_gil();
   Stream* stream = stream_of(handle);
@@ -404,13 +545,18 @@ EXPORT cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 }
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
   Guard guard(lock);
+  queries_with_gil += holds_gil();
+  if (event_failures.due()) return result(event_failures.error);
   const auto& mark = reinterpret_cast<Event*>(event)->mark;
   return result(!mark || mark->reached ? cudaSuccess : cudaErrorNotReady);
 }
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   Guard guard(lock);
+  if (event_failures.due()) return result(event_failures.error);
   const auto mark = reinterpret_cast<Event*>(event)->mark;
-  if (mark) run_until(mark->stream, mark.get());
+  if (!mark || mark->reached) return cudaSuccess;
+  count_wait();
+  run_until(mark->stream, mark.get());
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {

@@ -1,0 +1,219 @@
+# cython: language_level=3, binding=False, embedsignature=False
+# cython: auto_pickle=False, boundscheck=False, wraparound=False
+"""Uploads through event-guarded slots, compiled. ``staging.uploads`` holds the Python form, which says what this must do
+and does what is no plain upload of plain tensors."""
+
+from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
+from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t
+
+from fastutils.tensors.bridge cimport (
+    FU_ALL_ROWS, FU_FALLBACK, FU_NEEDS_SLOT, FU_ROUND, fu_bridge, fu_place, fu_staging_stats
+)
+
+import torch
+
+from fastutils.tensors import _copy
+from fastutils.tensors import runtime as _runtime
+from fastutils.tensors.staging import forks as _forks
+from fastutils.tensors.staging import group as _twin
+from fastutils.tensors.staging import uploads as _torch_way
+from fastutils.tensors.staging.stats import StagingStats
+
+
+cdef extern from "tensor_objects.h":
+    bint row_count "fu_row_count" (PyObject* n, long long* rows) noexcept
+
+
+cdef object _loaded = _runtime.load()  # raises what `fastutils` then reports as the reason
+cdef const fu_bridge* bridge = <const fu_bridge*><size_t>_loaded.table
+cdef list generation = _forks.generation
+
+cdef enum:
+    NOT_ASKED = -1
+
+
+# How many rows are asked of each buffer. On the stack, since a finaliser may flush the same group in the middle.
+cdef struct Rows:
+    int64_t of[FU_ROUND]
+
+
+cdef class Uploads:
+    cdef readonly object slabs
+    cdef object torch_way  # for what the bridge hands over, with slots of its own
+    cdef void* staging
+    cdef Py_ssize_t count
+    cdef int64_t* limits
+    cdef bytearray left, scalar
+    cdef dict index
+    cdef bint on_host, pin_memory
+    cdef int made_in
+
+    def __init__(self, slabs, *, int slots, int max_slots, bint pin_memory, rules):
+        if self.limits != NULL:
+            raise RuntimeError("these uploads have begun already")
+        self.torch_way = _torch_way.Uploads(slabs, slots=0, max_slots=max_slots, pin_memory=pin_memory, rules=rules)
+        self.slabs, self.left, self.index = slabs, slabs.left, slabs.index
+        self.pin_memory, self.on_host = pin_memory, self.torch_way.on_host
+        self.made_in = generation[0]
+        self.scalar = bytearray(not spec.shape for spec in slabs.specs)
+        cdef list specs = slabs.specs, cpus = slabs.cpus, gpus = slabs.gpus
+        cdef Py_ssize_t count = len(specs), i
+        cdef int64_t* limits = <int64_t*>PyMem_Malloc((count + 1) * sizeof(int64_t))
+        cdef fu_place* places = <fu_place*>PyMem_Malloc((count + 1) * sizeof(fu_place))
+        cdef void** tensors = <void**>PyMem_Malloc((2 * count + 1) * sizeof(void*))
+        try:
+            if limits == NULL or places == NULL or tensors == NULL:
+                raise MemoryError
+            for i in range(count):
+                limits[i] = specs[i].rows
+                place = slabs.places[i]
+                places[i] = fu_place(place.offset, place.capacity, place.pitch)
+                tensors[i], tensors[count + i] = <void*>cpus[i], <void*>gpus[i]
+            # Tensors on a device that the bridge has no runtime for are torch's.
+            self.staging = bridge.staging_new(
+                <void*>slabs.host, <void*>slabs.device, count, tensors, tensors + count, places, max_slots
+            )
+            self.count, self.limits, limits = count, limits, NULL
+        finally:
+            PyMem_Free(limits)
+            PyMem_Free(places)
+            PyMem_Free(tensors)
+        self.configure(rules)
+        if self.staging != NULL and not self.on_host:
+            for i in range(slots):
+                self.add_slot()
+
+    def __dealloc__(self):
+        # What a fork has of a device cannot be given back to it.
+        if self.staging != NULL and (self.on_host or generation[0] == self.made_in):
+            bridge.staging_free(self.staging)
+        PyMem_Free(self.limits)
+
+    cdef int add_slot(self) except -1:
+        with torch.inference_mode(False):
+            memory = torch.empty(self.slabs.bytes, dtype=torch.uint8, device="cpu", pin_memory=self.pin_memory)
+        bridge.staging_add_slot(self.staging, <void*>memory)  # refused if another thread was first: then it is dropped
+        return 0
+
+    def configure(self, rules):
+        self.torch_way.configure(rules)
+        if self.staging != NULL:
+            bridge.staging_configure(self.staging, rules.pack, rules.gap)
+
+    def flush(self, request):
+        cdef Rows few
+        cdef int64_t* rows = &few.of[0]
+        if self.count > FU_ROUND or not self.read(request, rows):
+            return self.send(self.slabs.rows(request))
+        self.run(rows)
+
+    def send(self, list asked):
+        cdef int64_t* rows = <int64_t*>PyMem_Malloc((self.count + 1) * sizeof(int64_t))
+        try:
+            if rows == NULL:
+                raise MemoryError
+            self.fill(asked, rows)
+            self.run(rows)
+        finally:
+            PyMem_Free(rows)
+
+    def send_one(self, Py_ssize_t i, int64_t n):
+        cdef Rows rows
+        cdef Py_ssize_t k
+        if self.count > FU_ROUND:
+            return self.send([n if k == i else NOT_ASKED for k in range(self.count)])
+        for k in range(self.count):
+            rows.of[k] = NOT_ASKED
+        rows.of[i] = n
+        self.run(&rows.of[0])
+
+    cdef int fill(self, list asked, int64_t* rows) except -1:
+        cdef Py_ssize_t i
+        if len(asked) != self.count:
+            raise ValueError(f"{len(asked)} counts were given for {self.count} buffers")
+        for i in range(self.count):
+            rows[i] = asked[i]
+        return 0
+
+    # The requests that engines make, without running any code: exact ints, None, and exact dicts of strs to these.
+    # False for every other one, wrong ones included, which `Slabs.rows` reads or refuses.
+    cdef bint read(self, request, int64_t* rows) except -1:
+        cdef long long n = -1
+        cdef Py_ssize_t i, position = 0
+        cdef PyObject* name
+        cdef PyObject* given
+        cdef PyObject* found
+        cdef const unsigned char* left = self.left
+        if request is None or row_count(<PyObject*>request, &n):
+            for i in range(self.count):
+                if left[i]:
+                    rows[i] = NOT_ASKED
+                elif n > self.limits[i]:
+                    return False
+                else:
+                    rows[i] = self.limits[i] if request is None else n
+            return True
+        if type(request) is not dict:
+            return False
+        for i in range(self.count):
+            rows[i] = NOT_ASKED
+        while PyDict_Next(request, &position, &name, &given):
+            if type(<object>name) is not str:
+                return False
+            found = PyDict_GetItemWithError(self.index, <object>name)  # strs among strs: nothing else is compared
+            if found == NULL:
+                return False
+            i = <object>found
+            if left[i]:
+                return False
+            if <object>given is None:
+                rows[i] = self.limits[i]
+            elif row_count(given, &n) and n <= self.limits[i]:
+                rows[i] = n
+            else:
+                return False
+        return True
+
+    cdef int run(self, int64_t* rows) except -1:
+        cdef Py_ssize_t i
+        cdef int outcome = FU_FALLBACK
+        cdef const unsigned char* scalar = self.scalar
+        if self.staging != NULL and not self.torch_way.closed and (self.on_host or generation[0] == self.made_in):
+            for i in range(self.count):
+                if scalar[i] and rows[i] == 1:
+                    rows[i] = FU_ALL_ROWS
+            outcome = bridge.staging_flush(self.staging, rows)
+            while outcome == FU_NEEDS_SLOT:
+                self.add_slot()
+                outcome = bridge.staging_flush(self.staging, rows)
+        if outcome == FU_FALLBACK:
+            self.torch_way.send([1 if rows[i] == FU_ALL_ROWS else rows[i] for i in range(self.count)])
+        return 0
+
+    def stats(self, bint reset):
+        cdef fu_staging_stats own
+        found = self.torch_way.stats(reset)
+        if self.staging == NULL:
+            return found
+        bridge.staging_stats(self.staging, reset, &own)
+        return found + StagingStats(
+            own.flushes, own.runtime_calls, own.live_bytes, own.bytes_moved,
+            own.waits, own.ns_waited, own.slots, own.peak_slots,
+        )
+
+    def close(self):
+        self.torch_way.close()
+        if self.staging != NULL:
+            bridge.staging_close(self.staging)
+
+
+class StagingGroup(_twin.StagingGroup):
+    __doc__ = _twin.StagingGroup.__doc__
+
+    _uploads_class = Uploads
+    _buffer_class = _copy.CpuGpuBuffer
+
+
+StagingGroup.__module__ = "fastutils"
