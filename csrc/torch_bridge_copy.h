@@ -51,24 +51,9 @@ inline bool plan(const at::Tensor& from_tensor, const at::Tensor& to_tensor, int
   // `.data =` and detach() across inference mode make tensors of both kinds at once
   // (test_tensors_that_are_half_inference_tensors).
   if (to->is_inference() == to->version_counter().enabled()) return false;
-  const auto from_sizes = from->sizes(), to_sizes = to->sizes();
-  int64_t elements;
-  if (n == FU_ALL_ROWS) {
-    if (from_sizes != to_sizes) return false;
-    elements = to->numel();
-  } else {
-    if (from_sizes.empty() || from_sizes.size() != to_sizes.size() || n < 0 || n > from_sizes[0] || n > to_sizes[0]) {
-      return false;
-    }
-    elements = n;
-    for (size_t i = 1; i < to_sizes.size(); ++i) {
-      if (from_sizes[i] != to_sizes[i]) return false;
-      elements *= to_sizes[i];
-    }
-  }
-  if (!from->is_contiguous() || !to->is_contiguous()) return false;
+  const int64_t elements = elements_in_a_row(from, to, n);
   const c10::Storage &from_storage = from->unsafe_storage(), &to_storage = to->unsafe_storage();
-  if (!from_storage || !to_storage) return false;
+  if (elements < 0 || !from_storage || !to_storage) return false;
 
   move = Move{to, from, nullptr, nullptr, 0, Kind::HostToHost};
   if (from == to) {  // what there is to copy is already there

@@ -54,13 +54,13 @@ inline int tensor_bytes(void* object, fu_bytes* out) {
   if (!tensor.defined() || !present_thread().plain) return FU_FALLBACK;
   TensorImpl* impl = tensor.unsafeGetTensorImpl();
   if (!within(impl->key_set(), kPlainTensor) || !impl->device().is_cpu() || !has_plain_type(impl)) return FU_FALLBACK;
-  if (impl->is_inference() == impl->version_counter().enabled())
-    return FU_FALLBACK;  // torch may refuse (test_their_bytes)
+  if (impl->is_inference() == impl->version_counter().enabled()) return FU_FALLBACK;  // (test_their_bytes)
   // Bytes have no gradient, so requires_grad does not matter; a dual tensor has more than its bytes.
   if (!impl->unsafe_storage() || has_forward_gradient(impl)) return FU_FALLBACK;
   const size_t size = static_cast<size_t>(impl->numel()) * impl->itemsize();
   if (impl->is_contiguous()) {
-    if (!lies_within_storage(impl, impl->numel())) return FU_FALLBACK;
+    const int64_t elements = elements_in_a_row(impl, impl, FU_ALL_ROWS);
+    if (elements != impl->numel() || !lies_within_storage(impl, elements)) return FU_FALLBACK;
     c10::StorageImpl* storage = impl->unsafe_storage().unsafeGetStorageImpl();
     out->data = impl->mutable_data();
     if (storage->resizable()) storage->set_resizable(false);  // as Tensor.numpy() does: the bytes must stay in place

@@ -107,6 +107,22 @@ inline bool has_gradients(const TensorImpl* tensor) {
   return meta && (meta->requires_grad() || has_forward_gradient(tensor));
 }
 
+// How many elements the first `n` rows (FU_ALL_ROWS: all) of both have if they are of one shape and lie one behind the
+// other, -1 if not. Torch's own flag and count are stale where it refused a set_() (test_sizes_that_torch_refused).
+inline int64_t elements_in_a_row(const TensorImpl* one, const TensorImpl* other, int64_t n) {
+  const auto sizes = one->sizes(), others = other->sizes(), strides = one->strides(), other_strides = other->strides();
+  if (sizes.size() != others.size() || (sizes.empty() && n != FU_ALL_ROWS)) return -1;
+  int64_t elements = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    const bool counted = i == 0 && n != FU_ALL_ROWS;
+    const int64_t size = counted ? n : sizes[i];
+    if (counted ? n < 0 || n > sizes[0] || n > others[0] : size != others[i]) return -1;
+    const bool apart = (strides[i] != elements || other_strides[i] != elements) && size != 1 && elements != 0;
+    if (apart || __builtin_mul_overflow(elements, size, &elements)) return -1;
+  }
+  return elements;
+}
+
 // Whether the elements lie within the storage: resized or freed storages are torch's to complain about.
 inline bool lies_within_storage(const TensorImpl* tensor, int64_t elements) {
   size_t bytes;  // as_strided takes offsets that no storage has (test_offsets_beyond_every_storage)

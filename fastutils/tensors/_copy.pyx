@@ -226,21 +226,20 @@ cdef object copy_one_triple = lambda triple, ignored: copy_slice(*triple)
 cdef object copy_one_buffer = lambda buffer, n: buffer.copy_to_gpu(n)
 
 
+# No list comprehensions: Cython's release an item twice where the list cannot grow (test_lists_that_cannot_grow).
 def copy_slices(pairs, *, views=False):
-    cdef list entries = list(pairs)
-    cdef tuple triples = tuple([
-        entry if type(entry) is tuple and len(<tuple>entry) == 3 else as_triple(entry, i, len(entries))
-        for i, entry in enumerate(entries)
-    ])
+    cdef tuple entries = as_tuple(pairs)
+    cdef list triples = []
+    for i, entry in enumerate(entries):
+        triples.append(entry if type(entry) is tuple and len(<tuple>entry) == 3 else as_triple(entry, i, len(entries)))
     if views:
-        return [copy_slice(source, target, n) for source, target, n in triples]
-    run(triples, triples, read_triple, copy_one_triple)
+        return list(map(copy_one_triple, triples, triples))
+    run(as_tuple(triples), entries, read_triple, copy_one_triple)
 
 
 def copy_to_gpu_many(buffers, ns=None, *, views=False):
     global usual_version
-    cdef tuple several = as_tuple(buffers)
-    cdef tuple counts
+    cdef tuple several = as_tuple(buffers), counts
     if type(ns) is not list and (ns is None or isinstance(ns, Integral)):  # asking an ABC costs as much as two copies
         counts = (ns,) * len(several)
     else:
@@ -250,7 +249,7 @@ def copy_to_gpu_many(buffers, ns=None, *, views=False):
             f"copy_to_gpu_many() got {len(several)} buffers but {len(counts)} row counts; give one per buffer"
         )
     if views:
-        return [one.copy_to_gpu(count) for one, count in zip(several, counts)]
+        return list(map(copy_one_buffer, several, counts))
     usual_version = class_version(_Buffer) if is_plain(_Buffer) and _Buffer.copy_to_gpu is _own_copy else 0
     run(several, counts, read_buffer, copy_one_buffer)
 

@@ -75,3 +75,26 @@ def test_sizes_that_overflow(make):
 def test_more_dimensions_than_a_stack_holds(form):
     tensor = torch.arange(8).as_strided([1] * 20000 + [4], [1] * 20000 + [2])
     assert bytes(load("tensor_data", form)(tensor)) == bytes(torch.tensor([0, 2, 4, 6]).numpy())
+
+
+def refused():
+    """A tensor whose sizes and strides torch changed before it refused them: it still counts as contiguous."""
+    tensor = torch.arange(16)
+    with pytest.raises(RuntimeError):
+        tensor.set_(tensor.untyped_storage(), 0, (2**62, 4), (1, 1))
+    return tensor
+
+
+def test_sizes_that_torch_refused(form):
+    copy_slice = load("copy_slice", form)
+    assert copy_slice(refused(), torch.zeros(3, 4, dtype=torch.int64), 3).tolist() == [
+        [0, 1, 2, 3],
+        [1, 2, 3, 4],
+        [2, 3, 4, 5],
+    ]
+    target = refused()
+    copy_slice(torch.arange(7, 19).view(3, 4), target, 3)
+    flat = torch.tensor([], dtype=torch.int64).set_(target.untyped_storage())
+    assert flat.tolist() == [7, 8, 9, 10, 14, 18, *range(6, 16)]
+    with pytest.raises(RuntimeError, match="invalid for input of size 16"):
+        load("tensor_data", form)(refused())
