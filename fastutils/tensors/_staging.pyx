@@ -22,6 +22,10 @@ from fastutils.tensors.staging import uploads as _torch_way
 from fastutils.tensors.staging.stats import StagingStats
 
 
+cdef extern from "exact.h":
+    tuple as_tuple "fu_tuple" (object given)
+
+
 cdef extern from "tensor_objects.h":
     bint row_count "fu_row_count" (PyObject* n, long long* rows) noexcept
 
@@ -32,6 +36,8 @@ cdef list generation = _forks.generation
 
 cdef enum:
     NOT_ASKED = -1
+
+cdef object _is_scalar = lambda spec: not spec.shape
 
 
 # How many rows are asked of each buffer. On the stack, since a finaliser may flush the same group in the middle.
@@ -45,7 +51,8 @@ cdef class Uploads:
     cdef void* staging
     cdef Py_ssize_t count
     cdef int64_t* limits
-    cdef bytearray left, scalar
+    cdef bytearray left
+    cdef bytes scalar
     cdef dict index
     cdef bint on_host, pin_memory
     cdef int made_in
@@ -57,7 +64,7 @@ cdef class Uploads:
         self.slabs, self.left, self.index = slabs, slabs.left, slabs.index
         self.pin_memory, self.on_host = pin_memory, self.torch_way.on_host
         self.made_in = generation[0]
-        self.scalar = bytearray(not spec.shape for spec in slabs.specs)
+        self.scalar = bytes(map(_is_scalar, slabs.specs))
         cdef list specs = slabs.specs, cpus = slabs.cpus, gpus = slabs.gpus
         cdef Py_ssize_t count = len(specs), i
         cdef int64_t* limits = <int64_t*>PyMem_Malloc((count + 1) * sizeof(int64_t))
@@ -109,12 +116,12 @@ cdef class Uploads:
             return self.send(self.slabs.rows(request))
         self.run(rows)
 
-    def send(self, list asked):
+    def send(self, asked):
         cdef int64_t* rows = <int64_t*>PyMem_Malloc((self.count + 1) * sizeof(int64_t))
         try:
             if rows == NULL:
                 raise MemoryError
-            self.fill(asked, rows)
+            self.fill(as_tuple(asked), rows)
             self.run(rows)
         finally:
             PyMem_Free(rows)
@@ -122,14 +129,18 @@ cdef class Uploads:
     def send_one(self, Py_ssize_t i, int64_t n):
         cdef Rows rows
         cdef Py_ssize_t k
+        if not 0 <= i < self.count:
+            raise IndexError(f"there is no buffer {i}")
         if self.count > FU_ROUND:
-            return self.send([n if k == i else NOT_ASKED for k in range(self.count)])
+            asked = [NOT_ASKED] * self.count
+            asked[i] = n
+            return self.send(asked)
         for k in range(self.count):
             rows.of[k] = NOT_ASKED
         rows.of[i] = n
         self.run(&rows.of[0])
 
-    cdef int fill(self, list asked, int64_t* rows) except -1:
+    cdef int fill(self, tuple asked, int64_t* rows) except -1:
         cdef Py_ssize_t i
         if len(asked) != self.count:
             raise ValueError(f"{len(asked)} counts were given for {self.count} buffers")
@@ -146,6 +157,8 @@ cdef class Uploads:
         cdef PyObject* given
         cdef PyObject* found
         cdef const unsigned char* left = self.left
+        if len(self.left) != self.count:
+            return False
         if request is None or row_count(<PyObject*>request, &n):
             for i in range(self.count):
                 if left[i]:
@@ -166,7 +179,7 @@ cdef class Uploads:
             if found == NULL:
                 return False
             i = <object>found
-            if left[i]:
+            if not 0 <= i < self.count or left[i]:
                 return False
             if <object>given is None:
                 rows[i] = self.limits[i]
@@ -189,7 +202,10 @@ cdef class Uploads:
                 self.add_slot()
                 outcome = bridge.staging_flush(self.staging, rows)
         if outcome == FU_FALLBACK:
-            self.torch_way.send([1 if rows[i] == FU_ALL_ROWS else rows[i] for i in range(self.count)])
+            asked = [NOT_ASKED] * self.count  # no comprehension (test_lists_that_cannot_grow)
+            for i in range(self.count):
+                asked[i] = 1 if rows[i] == FU_ALL_ROWS else rows[i]
+            self.torch_way.send(asked)
         return 0
 
     def stats(self, bint reset):
