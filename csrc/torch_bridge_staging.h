@@ -160,7 +160,7 @@ struct Staging {
   fu_staging_stats counts{};  // touched with the GIL only
 
   void add(const fu_staging_stats& more) {
-    ++counts.flushes;
+    counts.flushes += more.flushes;
     counts.runtime_calls += more.runtime_calls;
     counts.live_bytes += more.live_bytes;
     counts.bytes_moved += more.bytes_moved;
@@ -312,6 +312,7 @@ inline int flush_on_host(Staging& staging, int64_t* rows) {
     counts.live_bytes += move.bytes;
   }
   counts.bytes_moved = counts.live_bytes;
+  counts.flushes = all;  // what torch is to do for the rest of this one is counted there
   staging.add(counts);
   return all ? FU_DONE : FU_FALLBACK;
 }
@@ -341,6 +342,7 @@ inline int flush_to_device(Staging& staging, const int64_t* rows) {
   for (size_t i = 0; i < count; ++i) {
     if (rows[i] != -1) bump(staging.gpus[i].unsafeGetTensorImpl());
   }
+  counts.flushes = 1;
   staging.add(counts);
   return FU_DONE;
 }

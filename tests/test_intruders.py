@@ -21,9 +21,12 @@ MOST_CRASHES = 10
 
 def names_of(block):
     module, _ = BLOCKS[block]
-    return {"views": "ConstantList", "scopes": "record_function_or_nullcontext", "data": "tensor_data"}.get(
-        module, "compute_iteration_details" if module == "steps" else "copy_slice"
-    )
+    return {
+        "views": "ConstantList",
+        "scopes": "record_function_or_nullcontext",
+        "data": "tensor_data",
+        "staging": "StagingGroup",
+    }.get(module, "compute_iteration_details" if module == "steps" else "copy_slice")
 
 
 def carry_out(block):

@@ -21,6 +21,7 @@ BLOCKS = {
     "buffers as they are": ("buffers", 5500),
     "buffers in a subclass": ("buffers", 8500),
     "data": ("data", 1000),
+    "staging": ("staging", 600),
 }
 
 
