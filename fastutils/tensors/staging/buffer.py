@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -88,14 +87,21 @@ class Staged(CpuGpuBuffer if TYPE_CHECKING else object):  # type: ignore[misc]
         )
 
 
-@functools.cache
 def staged_class(cls: Any) -> Any:
-    """`cls` with staged copies. What a subclass makes of copy_to_gpu() stays, and its super() is the staged one."""
+    """`cls` with staged copies. What a subclass makes of copy_to_gpu() stays, and its super() is the staged one.
+
+    Kept in `cls` itself, so that it goes when `cls` does.
+    """
+    if "_staged_class" in vars(cls):
+        return cls._staged_class
     form = next(base for base in cls.__mro__ if base.__module__ == "fastutils" and "copy_to_gpu" in vars(base))
-    staged = type("StagedBuffer", (Staged, form), {"__module__": __name__, "__doc__": form.__doc__})
     if cls is form:
-        return staged
-    return type(f"Staged{cls.__name__}", (cls, staged), {"__module__": cls.__module__, "__doc__": cls.__doc__})
+        made = type("StagedBuffer", (Staged, form), {"__module__": __name__, "__doc__": form.__doc__})
+    else:
+        bases = (cls, staged_class(form))
+        made = type(f"Staged{cls.__name__}", bases, {"__module__": cls.__module__, "__doc__": cls.__doc__})
+    cls._staged_class = made
+    return made
 
 
 def enter(buffer: CpuGpuBuffer, group: StagingGroup, name: str) -> None:
