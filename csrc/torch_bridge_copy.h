@@ -240,12 +240,12 @@ inline size_t issue_round(const Move* moves, size_t count, const Lane& lane) noe
 // As copy_whole; the objects themselves are the caller's.
 [[gnu::flatten]] inline size_t copy_many(size_t count, void* const* from, void* const* to,
                                          const int64_t* rows) noexcept {
-  const Thread thread = present_thread();
   std::array<Move, FU_ROUND> moves;
   Lane lane;
   size_t planned = 0;
   bool with_device = false;
   try {
+    const Thread thread = present_thread();
     for (; planned < count; ++planned) {
       Move& move = moves[planned];
       if (!plan(tensor_in(from[planned]), tensor_in(to[planned]), rows[planned], thread, move)) break;
