@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := setup.py pyproject.toml $(wildcard csrc/*) $(wildcard fastutils/*.pyx fastutils/*/*.pyx)
 
-.PHONY: test bench bench-all bench-report bench-gate bench-baseline lint format build test-dist test-asan test-debug test-fakecuda test-vllm bench-vllm clean
+.PHONY: test bench bench-all bench-report bench-gate bench-baseline lint format build test-dist test-asan test-debug test-fakecuda test-vllm bench-vllm bench-staging clean
 
 test: build
 	FASTUTILS_REQUIRE_EXTENSIONS=1 $(BIN)/python -m pytest
@@ -51,6 +51,10 @@ test-asan: build
 # The same on a debug build of Python: Debian's python3-dbg.
 test-debug: build
 	scripts/test-debug.sh $(BIN)/python -q
+
+# Host time of staged uploads over the stand-in runtime: what a device adds is tests/gpu's to show.
+bench-staging: .venv-fakecuda/.ready
+	scripts/bench-staging.sh .venv-fakecuda/bin/python
 
 # Device copies without a GPU: a CUDA build of torch (5.5 GB) on a stand-in runtime.
 test-fakecuda: .venv-fakecuda/.ready

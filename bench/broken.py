@@ -6,6 +6,8 @@ import contextlib
 import types
 from typing import Any
 
+import torch
+
 from bench import upstream
 from bench.cases.model import Case
 from bench.replay import COUNTS
@@ -49,6 +51,25 @@ class CpuGpuBuffer(upstream.CpuGpuBuffer):
         return self.cpu[:n]
 
 
+class StagingGroup:
+    """Its buffers copy nothing, and neither does a flush or the end of a step."""
+
+    def __init__(self, device: Any, *, pin_memory: bool = False) -> None:
+        self.device = torch.device(device)
+
+    def buffer(self, name: str, *size: int, dtype: torch.dtype, with_numpy: bool = True) -> CpuGpuBuffer:
+        return CpuGpuBuffer(*size, dtype=dtype, device=self.device, pin_memory=False, with_numpy=with_numpy)
+
+    def freeze(self) -> None:
+        pass
+
+    def flush(self, n: Any = None) -> None:
+        pass
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
 def compute_iteration_details(scheduler_output: Any) -> Any:
     found = upstream.compute_iteration_details(scheduler_output)
     return upstream.IterationDetails(*(getattr(found, name) + 1 for name in COUNTS))
@@ -57,6 +78,7 @@ def compute_iteration_details(scheduler_output: Any) -> Any:
 HELPERS = types.SimpleNamespace(
     ConstantList=ConstantList,
     CpuGpuBuffer=CpuGpuBuffer,
+    StagingGroup=StagingGroup,
     copy_slice=lambda from_tensor, to_tensor, length: to_tensor[:length],
     copy_to_gpu_many=lambda buffers, ns: None,
     tensor_data=lambda tensor: memoryview(bytes(tensor.nbytes)),

@@ -8,6 +8,7 @@ machine that others use they err by far more than paired runs do. Verdicts come 
 from __future__ import annotations
 
 import builtins
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ def call_of(loop: Loop, case: Case) -> Callable[[], None]:
     """The statement of `loop` as a function without arguments. A fresh item for each call has to be made in it."""
     if loop.items(1) == [None]:
         namespace: dict[str, Any] = {"__builtins__": builtins, **loop.names}
-        exec(f"def call():\n    {loop.statement}", namespace)
+        exec("def call():\n" + textwrap.indent(loop.statement, "    "), namespace)
         return namespace["call"]  # type: ignore[no-any-return]
 
     def call() -> None:

@@ -32,6 +32,10 @@ HELPERS = (
 )
 
 
+#: A buffer of a trace: its dtype, its shape, and the how manieth of these in its step it is.
+Key = tuple[str, tuple[int, ...], int]
+
+
 @dataclass(frozen=True)
 class Work:
     """One row of the table in one step: `calls` calls, as a loop for each side over the same inputs.
@@ -97,9 +101,9 @@ class Replay:
         self.wanted = set(wanted)
         self._tokens: dict[str, list[int]] = {}
         self._views: dict[str, tuple[Any, Any]] = {}
-        self._buffers: dict[tuple[str, tuple[int, ...], int], tuple[Any, Any]] = {}
-        self._last_n: dict[tuple[str, tuple[int, ...], int], int | None] = {}
-        self._pairs: dict[tuple[str, tuple[int, ...], int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        self._buffers: dict[Key, tuple[Any, Any]] = {}
+        self._last_n: dict[Key, int | None] = {}
+        self._pairs: dict[Key, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._random = np.random.default_rng(0)
 
     def works(self, step: Step) -> Iterator[Work]:
@@ -180,12 +184,9 @@ class Replay:
 
     def _buffer_copies(self, step: Step) -> Iterator[Work]:
         calls: list[tuple[tuple[Any, Any], int | None, int | None]] = []
-        seen: dict[tuple[str, tuple[int, ...]], int] = {}
-        for dtype, shape, n in step.copy_to_gpu:
-            ordinal = seen[dtype, shape] = seen.get((dtype, shape), -1) + 1
-            key = (dtype, shape, ordinal)
+        for key, n in buffer_calls(step):
             before = self._last_n.get(key)
-            calls.append((self._buffer(*key), n, n if before is None else before))
+            calls.append((self._buffer(key), n, n if before is None else before))
             self._last_n[key] = n
         for row, statement, chosen in (
             ("CpuGpuBuffer.copy_to_gpu(n)", "buffer.copy_to_gpu(n)", [call for call in calls if call[1] is not None]),
@@ -208,7 +209,7 @@ class Replay:
                     statement,
                     each="buffer, n",
                     # In turn with the step before: where the engine's row count changed, it changes from call to call.
-                    items=_alternating(
+                    items=alternating(
                         [(pair[side], n) for pair, n, _ in chosen], [(pair[side], before) for pair, _, before in chosen]
                     ),
                 )
@@ -216,17 +217,9 @@ class Replay:
             ]
             yield Work(row, "CpuGpuBuffer", len(chosen), loops[0], loops[1], check, torch.inference_mode)
 
-    def _buffer(self, dtype: str, shape: tuple[int, ...], ordinal: int) -> tuple[Any, Any]:
-        key = (dtype, shape, ordinal)
+    def _buffer(self, key: Key) -> tuple[Any, Any]:
         if key not in self._buffers:
-            kind = _dtype(dtype)
-            one, two = (
-                side.CpuGpuBuffer(
-                    *shape, dtype=kind, device=torch.device("cpu"), pin_memory=False, with_numpy=kind != torch.bfloat16
-                )
-                for side in self.sides
-            )
-            self._buffers[key] = (one, two)
+            self._buffers[key] = (make_buffer(self.sides[0], key), make_buffer(self.sides[1], key))
         return self._buffers[key]
 
     def _slice_copies(self, step: Step) -> Iterator[Work]:
@@ -308,6 +301,23 @@ class Replay:
 WHO = ("upstream's form", "fastutils")
 
 
+def buffer_calls(step: Step) -> list[tuple[Key, int | None]]:
+    """The step's copy_to_gpu(n). Buffers of one dtype and shape in one step are different ones, and live on."""
+    seen: dict[tuple[str, tuple[int, ...]], int] = {}
+    calls = []
+    for dtype, shape, n in step.copy_to_gpu:
+        ordinal = seen[dtype, shape] = seen.get((dtype, shape), -1) + 1
+        calls.append(((dtype, shape, ordinal), n))
+    return calls
+
+
+def make_buffer(helpers: Any, key: Key) -> Any:
+    """The buffer `key`, both its tensors on the CPU."""
+    dtype, shape, _ = key
+    kind, device = _dtype(dtype), torch.device("cpu")
+    return helpers.CpuGpuBuffer(*shape, dtype=kind, device=device, pin_memory=False, with_numpy=kind != torch.bfloat16)
+
+
 def _expect(step: Step, what: str, found: Any, expected: Any) -> None:
     if type(found) is not type(expected) or found != expected:
         raise Incorrect(f"{step}: {what} {found!r:.200}, expected {expected!r:.200}")
@@ -318,7 +328,7 @@ def _repeated(items: Sequence[Any]) -> Callable[[int], Sequence[Any]]:
     return lambda count: kept * count
 
 
-def _alternating(these: list[Any], those: list[Any]) -> Callable[[int], Sequence[Any]]:
+def alternating(these: list[Any], those: list[Any]) -> Callable[[int], Sequence[Any]]:
     return lambda count: (these + those) * (count // 2) + these * (count % 2)
 
 

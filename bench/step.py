@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from bench import baseline, environment, recording, table, upstream
 from bench.paired import Clock, Incorrect, Rounds, measure, steady
 from bench.progress import bar
 from bench.recording import Step, TraceError
 from bench.replay import HELPERS, Replay, Work
+from bench.staged import StagedCopies, StagedWork
 from bench.totals import Recorded, Row, Summary, as_json, over, share, summarise
 
 
@@ -38,9 +40,17 @@ class Settings:
 QUICK = Settings(rounds=7, sample_ns=80_000, stride=8)
 
 
-def replay_step(replay: Replay, step: Step, into: Recorded, settings: Settings, clock: Clock) -> None:
+def replay_step(
+    replay: Replay,
+    step: Step,
+    into: Recorded,
+    settings: Settings,
+    clock: Clock,
+    staged: StagedCopies | None = None,
+) -> None:
     """Check and time one step. Raises Incorrect, before and after the timing, if a result is wrong."""
     measured: list[tuple[Work, Rounds]] = []
+    together = staged and staged.work(step)
     for work in replay.works(step):
         with work.mode():
             work.check()
@@ -49,9 +59,33 @@ def replay_step(replay: Replay, step: Step, into: Recorded, settings: Settings, 
             )
             work.check()  # again: by now whatever a form keeps between calls is in place
         measured.append((work, rounds))
+    if together:
+        by_step, by_flush = time_staged(together, settings, clock)
+        into.staged.step.add(step.index, 1, by_step)
+        into.staged.flush.add(step.index, 1, by_flush)
+        into.staged.copies += together.copies
+        into.staged.flushes += together.flushes
     for work, rounds in measured:  # a step that was interrupted half-way does not count
         into.rows.setdefault(work.row, Row(work.helper)).add(step.index, work.calls, rounds)
     into.requests[step.index] = len(step.num_scheduled_tokens)
+
+
+def time_staged(work: StagedWork, settings: Settings, clock: Clock) -> tuple[Rounds, Rounds]:
+    """A step's buffer copies by step(), against upstream's form, and by flush(), against fastutils' one by one."""
+    before, after, step, flush = work.ways
+    with torch.inference_mode():
+        work.check()
+        by_step, by_flush = (
+            measure(one, other, rounds=settings.rounds, sample_ns=settings.sample_ns, clock=clock)
+            for one, other in ((before, step), (after, flush))
+        )
+        work.check()
+    return by_step, by_flush
+
+
+def is_staged(ours: Any, wanted: Iterable[str]) -> bool:
+    """Whether the buffer copies are also made by a StagingGroup."""
+    return "CpuGpuBuffer" in wanted and hasattr(ours, "StagingGroup")
 
 
 def run(
@@ -64,13 +98,15 @@ def run(
     clock: Clock = time.perf_counter_ns,
 ) -> Iterator[Recorded]:
     """Replay each trace; yields what was measured of it. On Ctrl-C the last one is marked as not complete."""
+    wanted = tuple(wanted)
     for trace in traces:
         steps = list(recording.steps(trace))[:: settings.stride]
-        replay = Replay(*sides, tuple(wanted))
+        replay = Replay(*sides, wanted)
+        staged = StagedCopies(*sides, steps) if is_staged(sides[1], wanted) else None
         result = Recorded(trace)
         try:
             for step in progress(steps):
-                replay_step(replay, step, result, settings, clock)
+                replay_step(replay, step, result, settings, clock, staged)
             result.complete = True
         except KeyboardInterrupt:
             yield result
@@ -142,14 +178,38 @@ def render(summary: Summary, active: dict[str, str]) -> str:
             ]
         )
     step_titles = ["trace", "steps", "requests", "before µs", "after µs", "ratio", "95 % interval", "median step"]
+    parts = render_staged(summary) if summary.staged else []
     return "\n\n".join(
         [
             "Per call (ns), and what part of a step's helper time each one takes",
             table.render(titles, helper_rows, left=2),
             "Per engine step: everything it asks of vllm.v1.utils, mean per step",
             table.render(step_titles, trace_rows),
+            *parts,
         ]
     )
+
+
+def render_staged(summary: Summary) -> list[str]:
+    """The heading and the table of the buffer copies made together."""
+    traces = [*summary.staged.items()]
+    if len(traces) > 1:
+        first, *others = summary.staged.values()
+        traces.append(("all", sum(others, first)))
+    rows = []
+    for name, found in traces:
+        times, ratios = found.times(), found.against_before()
+        rows.append([name, f"{found.copies / found.steps:.1f}", f"{found.flushes / found.steps:.1f}"])
+        rows[-1] += [table.number(times[way] / 1e3) for way in ("before", "after", "step", "flush")]
+        for way in ("step", "flush"):
+            ratio, low, high = ratios[way]
+            rows[-1] += [f"{ratio:.2f}x", table.interval(low, high)]
+    titles = ["trace", "copies", "flushes", "before µs", "after µs", "staged, step() µs", "staged, flush() µs"]
+    titles += ["step(): ratio", "95 % interval", "flush(): ratio", "95 % interval"]
+    return [
+        "The buffer copies of an engine step alone: one by one, and together by one StagingGroup; mean per step",
+        table.render(titles, rows),
+    ]
 
 
 NOTES = """
@@ -157,6 +217,11 @@ Both sides run in one process, in turn (A B B A) within every step; ns and µs a
 The tensors of a buffer are two CPU tensors, so a copy here is a memcpy, not cudaMemcpyAsync: host cost of the call, no
 device. Copies run in inference mode and their result is dropped, as in the engine. Scopes are off, as in production.
 Which item and how long a list was is not recorded: x[-1] of 256 tokens is asked for."""
+
+STAGED_NOTES = """
+Staged: step() is one line around the copies that an engine makes anyway; flush() replaces them by one call with a dict,
+made anew each step. After a staged upload the rows may be rewritten at once, after the others not (on a device). On the
+CPU both are a memcpy for each buffer: what runtime calls they save on a device python -m bench.staging_host tells."""
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -175,7 +240,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     known = recording.available()
     if unknown := set(chosen.trace or ()) - set(known):
         parser.error(f"no such trace: {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
-    chosen.helpers = [helper for helper in HELPERS if chosen.k.lower() in helper.lower()]
+    # What a group uploads are the copies of CpuGpuBuffers: -k staging means these.
+    known_as = {helper: helper for helper in HELPERS} | {"CpuGpuBuffer": "CpuGpuBuffer StagingGroup"}
+    chosen.helpers = [helper for helper, names in known_as.items() if chosen.k.lower() in names.lower()]
     if not chosen.helpers:
         parser.error(f"no helper's name contains {chosen.k!r}; there are: {', '.join(HELPERS)}")
     return chosen
@@ -200,7 +267,7 @@ def main(arguments: list[str] | None = None, ours: Any = None, settings: Setting
         print(error, file=sys.stderr)
         return 2
     facts = {**environment.facts(), "upstream": against.description}
-    active = environment.forms(chosen.helpers)
+    active = environment.forms([*chosen.helpers, *(["StagingGroup"] if is_staged(ours, chosen.helpers) else [])])
     results: list[Recorded] = []
     floor = None
     begun = time.monotonic()
@@ -226,6 +293,8 @@ def main(arguments: list[str] | None = None, ours: Any = None, settings: Setting
         print("\ninterrupted before the first step was done", file=sys.stderr)
         return 130
     print(f"\n{render(summary, active)}\n{NOTES}")
+    if summary.staged:
+        print(STAGED_NOTES.lstrip())
     idle = [helper for helper in chosen.helpers if helper not in summary.helpers.values()]
     if idle:
         print(f"Not called in these traces: {', '.join(idle)}.")

@@ -1,5 +1,5 @@
-"""CpuGpuBuffer, for pytest-benchmark."""
+"""CpuGpuBuffer and groups of them, for pytest-benchmark."""
 
 from bench import faces
 
-test_buffers = faces.of("CpuGpuBuffer", "copy_to_gpu_many")
+test_buffers = faces.of("CpuGpuBuffer", "copy_to_gpu_many", "StagingGroup")

@@ -30,12 +30,24 @@ class Row:
 
 
 @dataclass
+class Staged:
+    """The buffer copies of the steps of one trace, a whole step being one call: by step(), against upstream's, and by
+    flush(), against fastutils' one by one."""
+
+    copies: int = 0
+    flushes: int = 0
+    step: Row = field(default_factory=lambda: Row("StagingGroup"))
+    flush: Row = field(default_factory=lambda: Row("StagingGroup"))
+
+
+@dataclass
 class Recorded:
     """What was measured of one trace."""
 
     trace: str
     rows: dict[str, Row] = field(default_factory=dict)
     requests: dict[int, int] = field(default_factory=dict)  #: step index -> requests scheduled in it
+    staged: Staged = field(default_factory=Staged)
     complete: bool = False
 
 
@@ -64,9 +76,56 @@ class Total:
 
     @property
     def interval(self) -> tuple[float, float]:
-        # Few skewed rounds resampled have a median that is a little too high: only the spread of it is used.
-        low, middle, high = np.percentile(over(self.upstream_resampled, self.ours_resampled), [2.5, 50, 97.5])
-        return float(self.ratio * low / middle), float(self.ratio * high / middle)
+        return _interval(self.ratio, over(self.upstream_resampled, self.ours_resampled))
+
+
+@dataclass(frozen=True)
+class StagedTotal:
+    """The buffer copies of some steps, made four ways, in ns: `step` is step() against upstream's form, `flush` is
+    flush() against fastutils' copies one by one."""
+
+    steps: int
+    copies: int
+    flushes: int
+    step: Total
+    flush: Total
+
+    def __add__(self, other: StagedTotal) -> StagedTotal:
+        return StagedTotal(
+            self.steps + other.steps,
+            self.copies + other.copies,
+            self.flushes + other.flushes,
+            self.step + other.step,
+            self.flush + other.flush,
+        )
+
+    def times(self) -> dict[str, float]:
+        """ns per step."""
+        found = {
+            "before": self.step.upstream,
+            "after": self.flush.upstream,
+            "step": self.step.ours,
+            "flush": self.flush.ours,
+        }
+        return {way: time / self.steps for way, time in found.items()}
+
+    def against_before(self) -> dict[str, tuple[float, float, float]]:
+        """How many times faster than upstream's form each other way is, with the interval. Only step() is paired."""
+        before, found = self.step, {}
+        for way, time, resampled in (
+            ("after", self.flush.upstream, self.flush.upstream_resampled),
+            ("step", self.step.ours, self.step.ours_resampled),
+            ("flush", self.flush.ours, self.flush.ours_resampled),
+        ):
+            ratio = float(over(before.upstream, time))
+            found[way] = (ratio, *_interval(ratio, over(before.upstream_resampled, resampled)))
+        return found
+
+
+def _interval(ratio: float, resampled: Any) -> tuple[float, float]:
+    # Few skewed rounds resampled have a median that is a little too high: only the spread of it is used.
+    low, middle, high = np.percentile(resampled, [2.5, 50, 97.5])
+    return float(ratio * low / middle), float(ratio * high / middle)
 
 
 def over(before: Any, after: Any) -> Any:
@@ -109,6 +168,7 @@ class Summary:
     traces: dict[str, Total]
     steps: dict[str, list[dict[str, float]]]
     complete: bool
+    staged: dict[str, StagedTotal] = field(default_factory=dict)  #: by trace; empty where nothing was staged
 
     @property
     def everything(self) -> Total:
@@ -134,6 +194,10 @@ def summarise(results: list[Recorded]) -> Summary:
             summary.traces[result.trace] += added
             for index, before, after in zip(row.steps, row.upstream, row.ours, strict=True):
                 per_step[index] += np.median(before), np.median(after)
+        if (found := result.staged).copies:
+            summary.staged[result.trace] = StagedTotal(
+                len(found.step.steps), found.copies, found.flushes, total(found.step), total(found.flush)
+            )
         summary.steps[result.trace] = [
             {"step": index, "requests": result.requests[index], "before_us": b / 1e3, "after_us": a / 1e3}
             for index, (b, a) in per_step.items()
@@ -152,6 +216,18 @@ def as_json(summary: Summary) -> dict[str, Any]:
             "ratio": float(value.ratio),
             "low": low,
             "high": high,
+        }
+
+    def staged(value: StagedTotal) -> dict[str, Any]:
+        return {
+            "steps": value.steps,
+            "copies_per_step": value.copies / value.steps,
+            "flushes_per_step": value.flushes / value.steps,
+            **{f"{way}_ns": time for way, time in value.times().items()},
+            "against_before": {
+                way: dict(zip(("ratio", "low", "high"), found, strict=True))
+                for way, found in value.against_before().items()
+            },
         }
 
     whole = summary.everything
@@ -174,4 +250,5 @@ def as_json(summary: Summary) -> dict[str, Any]:
         ],
         "overall": {"steps": summary.step_count, **figures(whole, summary.step_count)},
         "steps": summary.steps,
+        "staged": {name: staged(value) for name, value in summary.staged.items()},
     }

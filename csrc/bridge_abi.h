@@ -97,6 +97,9 @@ typedef struct fu_bridge {
   /* Snapshots rows[i] rows of each buffer (-1: none) and uploads them on the current stream. May wait for a slot,
    * without the GIL. FU_FALLBACK: what is not -1 by then is torch's to do. */
   int (*staging_flush)(void* staging, int64_t* rows);
+  /* What staging_flush would upload of buffer `i`, which is plain and where it was laid out: *out is a new reference to
+   * its gpu[:n]. Copies nothing. */
+  int (*staging_view)(void* staging, size_t i, int64_t n, void** out);
   void (*staging_stats)(void* staging, int reset, fu_staging_stats* out);
   void (*staging_close)(void* staging);
 } fu_bridge;

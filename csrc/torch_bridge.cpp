@@ -48,6 +48,7 @@ const fu_bridge bridge{
     staging_add_slot,
     staging_configure,
     guarded<staging_flush, int{FU_FALLBACK}>,
+    guarded<staging_view, int{FU_FALLBACK}>,
     staging_stats,
     staging_close,
 };

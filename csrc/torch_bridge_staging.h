@@ -352,6 +352,15 @@ inline int staging_flush(void* object, int64_t* rows) {
   return staging.device_type == c10::DeviceType::CPU ? flush_on_host(staging, rows) : flush_to_device(staging, rows);
 }
 
+inline int staging_view(void* object, size_t i, int64_t n, void** out) {
+  const Staging& staging = staging_in(object);
+  const Thread thread = present_thread();
+  Move move;
+  if (!plan(staging.cpus[i], staging.gpus[i], n, thread, move)) return FU_FALLBACK;
+  if (move.bytes != 0 && !in_place(staging, i, move)) return FU_FALLBACK;
+  return wrap(first_rows(staging.gpus[i], n, thread), out);
+}
+
 inline void staging_stats(void* object, int reset, fu_staging_stats* out) noexcept {
   Staging& staging = staging_in(object);
   *out = staging.counts;

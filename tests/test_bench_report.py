@@ -332,6 +332,25 @@ def test_host_and_device_time_stand_apart(tmp_path, capsys):
     assert two.index("Host time") < two.index("2,400") < two.index("Device time in ns") < two.index("1,700")
 
 
+def test_groups_of_buffers_have_tables_of_their_own(tmp_path, capsys):
+    steps = {"buffers": 16, "fill": "half", "arrived_ns": {"auto": 9000.0}, "device_ns": {"auto": 1700.0}}
+    (tmp_path / "staging-one.json").write_text(json.dumps(gpu_result(**steps)))
+    assert gpu.load(tmp_path) == []
+    assert gpu.main(tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(gpu.NOTHING)
+    for heading in (
+        "in ns per step",
+        "until everything has arrived",
+        "Device time in ns per step",
+        "16 x 64 B, half, idle",
+    ):
+        assert heading in printed
+    (tmp_path / "staging-one.json").write_text(json.dumps({**gpu_result(**steps), "stand_in": True}))
+    assert gpu.main(tmp_path) == 2
+    assert "without a GPU" in capsys.readouterr().err
+
+
 def test_a_file_that_is_no_gpu_result_is_named(tmp_path, capsys):
     (tmp_path / "gpu-bad.json").write_text('{"rows": [{"bytes": 64}]}')
     assert gpu.main(tmp_path) == 2

@@ -22,6 +22,7 @@ from bench import recording, replay, step, totals, upstream  # noqa: E402
 from bench.paired import Incorrect, Rounds  # noqa: E402
 from bench.recording import TraceError  # noqa: E402
 from bench.replay import HELPERS, Replay  # noqa: E402
+from bench.staged import StagedCopies  # noqa: E402
 
 TINY = step.Settings(rounds=2, sample_ns=1_000, stride=60)
 
@@ -241,7 +242,88 @@ def test_the_whole_run_prints_both_tables_and_writes_them(capsys, tmp_path):
     assert sum(row["share_after"] for row in written["helpers"]) == pytest.approx(1)
     per_step = [found for trace in written["steps"].values() for found in trace]
     assert np.mean([found["before_us"] for found in per_step]) * 1e3 == pytest.approx(written["overall"]["upstream_ns"])
-    assert set(written["environment"]["forms"]) == set(HELPERS)
+    assert set(written["environment"]["forms"]) == {*HELPERS, "StagingGroup"}
+    assert list(written["staged"]) == ["mixed", "preempt", "saturated"]
+    for found, trace in zip(written["staged"].values(), written["traces"], strict=True):
+        assert (found["steps"], found["copies_per_step"], found["flushes_per_step"]) == (trace["steps"], 7, 1)
+        assert found["before_ns"] / found["step_ns"] == pytest.approx(found["against_before"]["step"]["ratio"])
+    assert "together by one StagingGroup" in printed
+
+
+def grouped(**methods):
+    """fastutils with a group of which some methods are replaced."""
+    return types.SimpleNamespace(
+        CpuGpuBuffer=fastutils.CpuGpuBuffer, StagingGroup=type("Group", (fastutils.StagingGroup,), methods)
+    )
+
+
+def shorter_by_a_row(self, request):
+    fastutils.StagingGroup.flush(self, {name: n and n - 1 for name, n in request.items()})
+
+
+def all_rows(self, request):
+    fastutils.StagingGroup.flush(self, dict.fromkeys(request))
+
+
+def all_buffers(self, request):
+    fastutils.StagingGroup.flush(self)
+
+
+@step.contextlib.contextmanager
+def forgetting(self):
+    with fastutils.StagingGroup.step(self):
+        yield
+        for collected in self._steps.values():
+            collected.clear()
+
+
+WRONG_GROUPS = {
+    "nothing is copied": {"flush": lambda self, request: None},
+    "nothing is copied where the step ends": {"step": forgetting},
+    "a row too few": {"flush": shorter_by_a_row},
+    "rows behind": {"flush": all_rows},
+    "buffers that were not asked for": {"flush": all_buffers},
+}
+
+
+@pytest.mark.parametrize("name", WRONG_GROUPS)
+def test_a_wrong_group_is_found_out(name):
+    methods = WRONG_GROUPS[name]
+    steps = [recorded(index=0), dataclasses.replace(recorded(index=100), copy_to_gpu=recorded().copy_to_gpu[:5])]
+    work = StagedCopies(upstream, grouped(**methods), steps).work(steps[1])
+    (which,) = methods
+    with pytest.raises(Incorrect, match=rf"StagingGroup\.{which}\(.*byte .* is wrong"):
+        work.check()
+
+
+def test_an_incorrect_group_prints_no_number_and_fails(capsys):
+    ours = grouped(flush=lambda self, request: None)
+    assert step.main(["--trace", "mixed", "-k", "staging"], ours=ours, settings=TINY) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "incorrect: mixed step 0: StagingGroup.flush(dict): byte" in printed.err
+
+
+def test_the_copies_of_a_step_are_made_together():
+    steps = [recorded(index=0), recorded(index=100), dataclasses.replace(recorded(), copy_to_gpu=[])]
+    copies = StagedCopies(upstream, fastutils, steps)
+    works = [copies.work(found) for found in steps]
+    assert works[2] is None
+    for found, work in zip(steps, works[:2], strict=False):
+        work.check()
+        assert (work.copies, work.flushes) == (len(found.copy_to_gpu), 1)
+    for way in works[1].ways:  # in turn with the row counts of the step before
+        this, before = ([n for _, n in calls] for calls in way.items(2))
+        assert this == [n for _, _, n in steps[1].copy_to_gpu]
+        assert before == [n for _, _, n in steps[0].copy_to_gpu]
+
+
+def test_without_a_group_there_is_no_table_of_it(capsys, tmp_path):
+    file = tmp_path / "step.json"
+    arguments = ["--trace", "mixed", "-k", "CpuGpuBuffer", "--json", str(file)]
+    assert step.main(arguments, ours=helpers(), settings=TINY) == 0
+    assert "StagingGroup" not in capsys.readouterr().out
+    assert json.loads(file.read_text())["staged"] == {}
 
 
 def test_ctrl_c_prints_what_is_done(capsys, monkeypatch):
@@ -339,6 +421,22 @@ def test_the_summary_adds_rows_traces_and_steps():
     assert any(line.startswith("ConstantList: x[-1]  compiled") and "66.7%" in line for line in lines)
     assert any(line.startswith("all") and "3.00x" in line for line in lines)
     assert "never begun" not in text
+
+
+def test_staged_copies_are_summed_over_the_traces():
+    found = []
+    for name in ("one", "two"):
+        result = totals.Recorded(name, requests={0: 3, 1: 5}, complete=True)
+        result.staged.step = row([[80.0] * 3, [40.0] * 3], [[20.0] * 3, [10.0] * 3], calls=(1, 1))
+        result.staged.flush = row([[30.0] * 3, [30.0] * 3], [[4.0] * 3, [2.0] * 3], calls=(1, 1))
+        result.staged.copies, result.staged.flushes = 14, 2
+        found.append(result)
+    summary = totals.summarise(found)
+    assert summary.staged["one"].times() == {"before": 60, "after": 30, "step": 15, "flush": 3}
+    ratios = {way: ratio for way, (ratio, _, _) in summary.staged["two"].against_before().items()}
+    assert ratios == {"after": pytest.approx(2), "step": pytest.approx(4), "flush": pytest.approx(20)}
+    lines = step.render_staged(summary)[1].splitlines()
+    assert [line.split()[:3] for line in lines[2:]] == [[name, "7.0", "1.0"] for name in ("one", "two", "all")]
 
 
 def test_shares_add_up_though_noise_made_a_row_negative():

@@ -29,11 +29,11 @@ def copied(buffer: Any, n: int | None, call: Callable[[], Any]) -> bool:
     return torch.equal(buffer.gpu, expected)
 
 
-def single(statement: str, rows: int, n: int | None) -> Callable[[Any], Side]:
+def single(statement: str, rows: int, n: int | None, maker: Callable[..., Any] = make_buffer) -> Callable[[Any], Side]:
     """One call on one buffer of `rows` int32."""
 
     def make(helpers: Any) -> Side:
-        buffer = make_buffer(helpers, rows)
+        buffer = maker(helpers, rows)
 
         def call() -> Any:
             return buffer.copy_to_gpu() if n is None else buffer.copy_to_gpu(n)

@@ -1,5 +1,5 @@
 # cython: language_level=3, binding=False, embedsignature=False
-# cython: auto_pickle=False, boundscheck=False, wraparound=False
+# cython: auto_pickle=False, wraparound=False
 """Uploads through event-guarded slots, compiled. ``staging.uploads`` holds the Python form, which says what this must do
 and does what is no plain upload of plain tensors."""
 
@@ -16,6 +16,7 @@ import torch
 
 from fastutils.tensors import _copy
 from fastutils.tensors import runtime as _runtime
+from fastutils.tensors.staging import buffer as _buffer
 from fastutils.tensors.staging import forks as _forks
 from fastutils.tensors.staging import group as _twin
 from fastutils.tensors.staging import uploads as _torch_way
@@ -27,7 +28,16 @@ cdef extern from "exact.h":
 
 
 cdef extern from "tensor_objects.h":
+    object stolen "fu_stolen" (void* thing)
     bint row_count "fu_row_count" (PyObject* n, long long* rows) noexcept
+
+
+cdef extern from "objects.h":
+    int share_doc "fu_share_doc" (object function, object twin) except -1
+
+
+cdef extern from "pythread.h":
+    unsigned long PyThread_get_thread_ident()
 
 
 cdef object _loaded = _runtime.load()  # raises what `fastutils` then reports as the reason
@@ -195,8 +205,8 @@ cdef class Uploads:
         cdef const unsigned char* scalar = self.scalar
         if self.staging != NULL and not self.torch_way.closed and (self.on_host or generation[0] == self.made_in):
             for i in range(self.count):
-                if scalar[i] and rows[i] == 1:
-                    rows[i] = FU_ALL_ROWS
+                if scalar[i] and 0 <= rows[i] <= 1:
+                    rows[i] = FU_ALL_ROWS if rows[i] else NOT_ASKED
             outcome = bridge.staging_flush(self.staging, rows)
             while outcome == FU_NEEDS_SLOT:
                 self.add_slot()
@@ -225,11 +235,78 @@ cdef class Uploads:
             bridge.staging_close(self.staging)
 
 
+cdef class Membership:
+    cdef readonly object group, name, plain_class, uploads
+    cdef readonly Py_ssize_t index
+    cdef dict steps
+
+    def __init__(self, group, name, plain_class):
+        self.uploads, self.index = None, -1  # from the layout on, and with it the place among its buffers
+        self.group, self.name, self.plain_class, self.steps = group, name, plain_class, group._steps
+
+    def laid_out(self, Uploads uploads not None, Py_ssize_t index):
+        if not 0 <= index < uploads.count:
+            raise IndexError(f"there is no buffer {index}")
+        self.uploads, self.index = uploads, index
+
+    def send(self, int64_t rows):
+        cdef list collected = None
+        if self.steps:
+            collected = self.steps.get(PyThread_get_thread_ident())
+        if collected is None:
+            (<Uploads?>self.uploads).send_one(self.index, rows)
+        elif rows > collected[self.index]:
+            collected[self.index] = rows
+
+
+cdef object copy_to_gpu "fu_copy_to_gpu" (object self, object n):
+    cdef long long rows = 0
+    cdef void* view = NULL
+    cdef Membership member
+    cdef Uploads uploads
+    target, found = self.gpu, self._staging  # in this order: the first use lays the group out
+    if type(found) is Membership and (n is None or row_count(<PyObject*>n, &rows)):
+        member = found
+        uploads = member.uploads
+        if uploads is not None and uploads.staging != NULL:
+            if n is None:
+                rows = uploads.limits[member.index]
+            if (
+                rows <= uploads.limits[member.index]
+                and bridge.staging_view(uploads.staging, member.index, rows, &view) != FU_FALLBACK
+            ):
+                made = stolen(view)
+                member.send(rows)
+                return target if n is None else made
+    return torch_copy_to_gpu(self, n)
+
+
+cdef extern from *:
+    """
+    static PyObject *fu_copy_to_gpu(PyObject *, PyObject *);
+    FU_METHOD_OF_N(copy_to_gpu)
+    """
+    object method_copy_to_gpu "fu_method_copy_to_gpu" ()
+
+
+cdef object torch_copy_to_gpu = _buffer.Staged.copy_to_gpu
+
+
+class Staged(_buffer.Staged):
+    __doc__ = _buffer.Staged.__doc__
+
+    copy_to_gpu = method_copy_to_gpu()
+
+
+share_doc(Staged.copy_to_gpu, torch_copy_to_gpu)
+
+
 class StagingGroup(_twin.StagingGroup):
     __doc__ = _twin.StagingGroup.__doc__
 
     _uploads_class = Uploads
     _buffer_class = _copy.CpuGpuBuffer
+    _membership_class = Membership
 
 
 StagingGroup.__module__ = "fastutils"

@@ -49,5 +49,6 @@ cdef extern from "bridge_abi.h":
         int (*staging_add_slot)(void* staging, void* memory) noexcept
         void (*staging_configure)(void* staging, int pack, int64_t gap) noexcept
         int (*staging_flush)(void* staging, int64_t* rows) noexcept
+        int (*staging_view)(void* staging, size_t i, int64_t n, void** out) except? -1
         void (*staging_stats)(void* staging, int reset, fu_staging_stats* out) noexcept
         void (*staging_close)(void* staging) noexcept

@@ -16,4 +16,5 @@ status=0
 PYTHONPATH=$PWD PYTHONDONTWRITEBYTECODE=1 timeout 120 "$python" -m pytest -c tests/gpu/pytest.ini --rootdir tests/gpu \
   -p no:cacheprovider tests/gpu 2>&1 | tee "$out/tests.txt" || status=$?
 PYTHONPATH=$PWD timeout 80 "$python" tests/gpu/bench_copies.py "$out/copies.json" | tee "$out/copies.txt" || status=$?
+PYTHONPATH=$PWD timeout 240 "$python" tests/gpu/bench_staging.py "$out/staging.json" | tee "$out/staging.txt" || status=$?
 exit $status

@@ -1,4 +1,5 @@
-"""Copies on a real device: their content under load, lifetimes, capture, and no deadlock with Python's lock."""
+"""Copies, single and staged, on a real device: their content under load, lifetimes, capture, and no deadlock with
+Python's lock."""
 
 import ctypes
 import gc
@@ -176,6 +177,218 @@ def test_threads_with_streams_of_their_own(copies):
                 wrong.append(seed)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.fixture(params=["compiled", "python"])
+def groups(request):
+    """The class StagingGroup, in both forms."""
+    from fastutils.tensors import _staging
+    from fastutils.tensors.staging.group import StagingGroup
+
+    return _staging.StagingGroup if request.param == "compiled" else StagingGroup
+
+
+def several(group, sizes):
+    return [group.buffer(f"buffer {i}", size, dtype=torch.int32) for i, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("mode", ["auto", "pack", "merge", "loop"])
+def test_staged_rows_may_be_rewritten_at_once(groups, mode):
+    group = groups("cuda", mode=mode)
+    buffers = several(group, [64, 64, 64, 100, 100, 256, 256, 8192])
+    group.freeze()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY)
+    seen = []
+    for step in range(6):
+        for i, buffer in enumerate(buffers):
+            buffer.np[:] = 1000 * step + i
+        group.flush(48 if step % 2 else None)
+        for buffer in buffers:
+            buffer.np[:] = -7
+        seen.append([buffer.gpu.clone() for buffer in buffers])
+    busy = not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+    assert busy
+    assert group.stats().waits == 0
+    for step, found in enumerate(seen):
+        for i, tensor in enumerate(found):
+            rows = tensor.tolist()
+            assert set(rows[:48]) == {1000 * step + i}
+            assert set(rows[48:]) == {1000 * (step - step % 2) + i}
+
+
+@pytest.mark.parametrize("n", [1, 48, 99, 100])
+def test_buffers_of_one_size_are_one_strided_copy(n):
+    from fastutils.tensors._staging import StagingGroup
+
+    group = StagingGroup("cuda", mode="pack")
+    buffers = several(group, [100] * 16)
+    other = group.buffer("other", 100, dtype=torch.float32)
+    for i, buffer in enumerate(buffers):
+        buffer.np[:] = i + 1
+    other.np[:] = 0.5
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY)
+    group.flush(n)
+    for buffer in [*buffers, other]:
+        buffer.np[:] = -7
+    torch.cuda.synchronize()
+    assert group.stats().runtime_calls == 1
+    for i, buffer in enumerate(buffers):
+        assert buffer.gpu.tolist() == [i + 1] * n + [0] * (100 - n)
+    assert other.gpu.tolist() == [0.5] * n + [0] * (100 - n)
+
+
+def test_a_step_uploads_where_it_ends(groups):
+    group = groups("cuda")
+    buffers = several(group, [100, 200, 300])
+    group.freeze()
+    torch.cuda.synchronize()
+    with group.step():
+        views = [buffer.copy_to_gpu(50) for buffer in buffers]
+        for i, buffer in enumerate(buffers):
+            buffer.np[:] = i + 1
+        torch.cuda.synchronize()
+        assert [set(view.tolist()) for view in views] == [{0}, {0}, {0}]
+    assert [view.tolist() for view in views] == [[i + 1] * 50 for i in range(3)]
+    assert group.stats().flushes == 1
+
+
+def test_staged_copies_follow_their_own_stream(groups):
+    group = groups("cuda")
+    (buffer,) = several(group, [1 << 14])
+    group.freeze()
+    streams, found = [torch.cuda.Stream() for _ in range(3)], []
+    previous = torch.cuda.current_stream()
+    for i, stream in enumerate(streams):
+        stream.wait_stream(previous)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(BUSY // 2)
+            buffer.np[:] = i + 1
+            group.flush()
+            buffer.np[:] = -7
+            found.append(buffer.gpu * 2)
+        previous = stream
+    torch.cuda.synchronize()
+    assert [set(tensor.tolist()) for tensor in found] == [{2}, {4}, {6}]
+
+
+def test_a_captured_flush_reads_the_host_at_every_replay(groups):
+    group = groups("cuda")
+    buffers = several(group, [1000, 2000])
+    group.flush()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        group.flush(900)
+        doubled = [buffer.gpu * 2 for buffer in buffers]
+    for start in (5, 50):
+        for buffer in buffers:
+            buffer.np[:] = range(start, start + len(buffer.np))
+        graph.replay()
+        torch.cuda.synchronize()
+        for tensor in doubled:
+            assert tensor[:901].tolist() == [2 * value for value in range(start, start + 900)] + [0]
+
+
+def test_a_flush_waits_where_no_slot_is_left_and_lets_others_run(groups):
+    group = groups("cuda", slots=1, max_slots=2)
+    (buffer,) = several(group, [1000])
+    group.freeze()
+    torch.cuda.synchronize()
+    done, turns = threading.Event(), []
+
+    def other():
+        while not done.wait(1e-3):
+            turns.append(1)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        torch.cuda._sleep(BUSY * 4)
+        seen = []
+        for step in range(5):
+            buffer.np[:] = step
+            group.flush()
+            buffer.np[:] = -7
+            seen.append(buffer.gpu.clone())
+            if step == 1:
+                turns.clear()
+    finally:
+        done.set()
+        thread.join()
+    torch.cuda.synchronize()
+    assert [set(tensor.tolist()) for tensor in seen] == [{0}, {1}, {2}, {3}, {4}]
+    stats = group.stats()
+    assert stats.peak_slots == 2
+    assert stats.waits >= 1
+    assert stats.ns_waited > 0
+    assert turns
+
+
+def test_slots_that_were_given_back_are_read_to_the_end(groups):
+    group = groups("cuda")
+    (buffer,) = several(group, [300_001])
+    device = buffer.gpu
+    buffer.np[:] = 5
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY * 4)
+    group.flush()
+    buffer.np[:] = -7
+    group.close()
+    del buffer, group
+    gc.collect()
+    for _ in range(8):
+        torch.empty(300_032, dtype=torch.int32, pin_memory=True).fill_(-1)
+    torch.cuda.synchronize()
+    assert set(device.tolist()) == {5}
+
+
+def test_a_fetch_is_not_overtaken(groups):
+    group = groups("cuda")
+    (buffer,) = several(group, [1000])
+    buffer.np[:] = 5
+    group.flush()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(BUSY)
+    fetched = group.fetch(900)
+    buffer.np[:] = 6
+    group.flush()
+    assert not fetched.ready()
+    with pytest.raises(RuntimeError, match="nobody has waited"):
+        fetched.views  # noqa: B018
+    with pytest.raises(TimeoutError):
+        fetched.wait(1e-3)
+    assert fetched.wait()["buffer 0"].tolist() == [5] * 900
+    torch.cuda.synchronize()
+    assert set(buffer.gpu.tolist()) == {6}
+
+
+def test_threads_share_a_group(groups):
+    group = groups("cuda")
+    buffers = several(group, [2048] * 4)
+    group.freeze()
+    wrong = []
+
+    def work(i):
+        buffer, stream = buffers[i], torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            seen = []
+            for n in range(1, 2049, 64):
+                buffer.np[:n] = 5000 * i + n
+                group.flush({f"buffer {i}": n})
+                buffer.np[:] = -7
+                seen.append((n, buffer.gpu[:n].clone()))
+            stream.synchronize()
+            wrong.extend(n for n, tensor in seen if set(tensor.tolist()) != {5000 * i + n})
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

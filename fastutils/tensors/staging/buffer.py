@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +19,25 @@ TENSORS = ("cpu", "gpu", "np")
 class Membership:
     """Which buffer of which group a staged buffer is, and what it was before."""
 
-    __slots__ = ("group", "name", "plain_class")
+    __slots__ = ("group", "index", "name", "plain_class", "uploads")
 
     def __init__(self, group: StagingGroup, name: str, plain_class: type) -> None:
         self.group = group
         self.name = name
         self.plain_class = plain_class
+        self.uploads: Any = None  # from the layout on, and with it the place among its buffers
+        self.index = -1
+
+    def laid_out(self, uploads: Any, index: int) -> None:
+        self.uploads, self.index = uploads, index
 
     def send(self, rows: int) -> None:
-        uploads = self.group._laid_out()
-        i = uploads.slabs.index[self.name]
-        open_step = self.group._steps.get(get_ident()) if self.group._steps else None
-        if open_step is None:
-            uploads.send_one(i, rows)
+        """Upload, or have the step that is open in this thread upload, the first rows."""
+        collected = self.group._steps.get(get_ident()) if self.group._steps else None
+        if collected is None:
+            self.uploads.send_one(self.index, rows)
         else:
-            open_step[i] = max(rows, open_step.get(i, 0))
+            collected[self.index] = max(rows, collected[self.index])
 
 
 class Staged(CpuGpuBuffer if TYPE_CHECKING else object):  # type: ignore[misc]
@@ -77,8 +82,8 @@ class Staged(CpuGpuBuffer if TYPE_CHECKING else object):  # type: ignore[misc]
             self._leave(name)
 
     def _leave(self, what: str) -> None:
-        slabs = self._staging.group._laid_out().slabs
-        slabs.leave(slabs.index[self._staging.name], what, stacklevel=3)
+        self._staging.group.freeze()
+        self._staging.uploads.slabs.leave(self._staging.index, what, stacklevel=3)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
@@ -96,7 +101,8 @@ def staged_class(cls: Any) -> Any:
         return cls._staged_class
     form = next(base for base in cls.__mro__ if base.__module__ == "fastutils" and "copy_to_gpu" in vars(base))
     if cls is form:
-        made = type("StagedBuffer", (Staged, form), {"__module__": __name__, "__doc__": form.__doc__})
+        staged = importlib.import_module(form._staging_module).Staged
+        made = type("StagedBuffer", (staged, form), {"__module__": __name__, "__doc__": form.__doc__})
     else:
         bases = (cls, staged_class(form))
         made = type(f"Staged{cls.__name__}", bases, {"__module__": cls.__module__, "__doc__": cls.__doc__})
@@ -107,7 +113,7 @@ def staged_class(cls: Any) -> Any:
 def enter(buffer: CpuGpuBuffer, group: StagingGroup, name: str) -> None:
     """Make `buffer`, which has no tensors yet, the buffer `name` of `group`."""
     cls = type(buffer)
-    buffer.__dict__["_staging"] = Membership(group, name, cls)
+    buffer.__dict__["_staging"] = group._membership_class(group, name, cls)
     buffer.__class__ = staged_class(cls)
 
 

@@ -11,7 +11,7 @@ import torch
 from fastutils import _select
 from fastutils.tensors import buffer as _buffer
 from fastutils.tensors.buffer import CpuGpuBuffer
-from fastutils.tensors.staging.buffer import become_plain, enter
+from fastutils.tensors.staging.buffer import Membership, become_plain, enter
 from fastutils.tensors.staging.costs import Costs, Mode, calibrate, costs_of, rules_of
 from fastutils.tensors.staging.fetching import Fetch
 from fastutils.tensors.staging.layout import Spec
@@ -52,6 +52,7 @@ class StagingGroup:
 
     _uploads_class: type[Any] = Uploads
     _buffer_class: type[CpuGpuBuffer] = CpuGpuBuffer
+    _membership_class: type[Any] = Membership
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class StagingGroup:
         self._buffers: list[weakref.ref[CpuGpuBuffer]] = []
         self._uploads: Any = None
         self._closed = False
-        self._steps: dict[int, dict[int, int]] = {}  # thread -> the rows of each buffer that its step has collected
+        self._steps: dict[int, list[int]] = {}  # thread -> the rows of each buffer that its step has collected
 
     def buffer(self, name: str, *size: int | torch.SymInt, dtype: torch.dtype, with_numpy: bool = True) -> CpuGpuBuffer:
         """A zeroed CpuGpuBuffer of the group, as ``CpuGpuBuffer(*size, dtype=dtype, device=...)`` makes it.
@@ -126,12 +127,13 @@ class StagingGroup:
         if self._uploads is not None:  # another thread, or a finaliser, came first
             return self._uploads
         self._uploads = uploads
-        slabs.on_leave = self._left
+        slabs.on_leave = weakref.WeakMethod(self._left)
         for spec, found in zip(self._specs, self._buffers, strict=True):
             buffer = found()
             if buffer is None:
                 continue
             i = slabs.index[spec.name]
+            buffer.__dict__["_staging"].laid_out(uploads, i)
             buffer.__dict__.update(cpu=slabs.cpus[i], gpu=slabs.gpus[i])
             if spec.with_numpy:
                 buffer.__dict__["np"] = slabs.cpus[i].numpy()

@@ -25,7 +25,7 @@ class Slabs:
         self.specs = [specs[i] for i in order]
         self.index = {spec.name: i for i, spec in enumerate(self.specs)}
         self.left = bytearray(len(self.specs))  #: 1 for a buffer that no longer belongs to the group
-        self.on_leave: Callable[[str], None] = lambda name: None
+        self.on_leave: Callable[[], Callable[[str], None] | None] = lambda: None  #: whom to tell, held weakly
         with torch.inference_mode(False):
             self.host = torch.zeros(self.bytes, dtype=torch.uint8, device="cpu", pin_memory=pin_memory)
             self.device = self.host.to(device, copy=True)
@@ -94,7 +94,9 @@ class Slabs:
         if self.left[i]:
             return
         self.left[i] = 1
-        self.on_leave(self.specs[i].name)
+        tell = self.on_leave()
+        if tell is not None:
+            tell(self.specs[i].name)
         warnings.warn(
             f"buffer {self.specs[i].name!r} leaves its staging group: its .{what} was replaced. Its own copies are "
             f"plain ones from now on, which rewriting it can overtake, and the group's leave it out.",

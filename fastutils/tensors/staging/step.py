@@ -22,11 +22,11 @@ class Step:
         self._thread: int | None = None
 
     def __enter__(self) -> Step:
-        self._group._laid_out()
+        slabs = self._group._laid_out().slabs
         thread = get_ident()
         if thread in self._group._steps:
             raise RuntimeError("a step of this staging group is open in this thread already: one ends before the next")
-        self._group._steps[thread] = {}
+        self._group._steps[thread] = [NOT_ASKED] * len(slabs.specs)
         self._thread = thread
         return self
 
@@ -37,7 +37,5 @@ class Step:
             raise RuntimeError("this step has not begun, or has ended already")
         thread, self._thread = self._thread, None
         collected = self._group._steps.pop(thread)
-        if kind is not None or not collected:
-            return
-        uploads = self._group._laid_out()
-        uploads.send([collected.get(i, NOT_ASKED) for i in range(len(uploads.slabs.specs))])
+        if kind is None and collected.count(NOT_ASKED) < len(collected):
+            self._group._laid_out().send(collected)

@@ -16,7 +16,10 @@ from fastutils.tensors.staging.stats import StagingStats
 
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream of `device` is being captured into a graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # what is asked for is that of the current device
+        return torch.cuda.is_current_stream_capturing()
 
 
 class Slot:
@@ -93,11 +96,12 @@ class Uploads:
                 self.slabs.leave(i, "cpu or .gpu", stacklevel=4)
         # Captured, copies read what .cpu holds at each replay: a slot would be another's by then.
         plainly = self.on_host or is_capturing(self.device)
-        through_slot = [] if plainly else [i for i in asked if not self.slabs.left[i]]
+        staged = [] if plainly else [i for i in asked if not self.slabs.left[i]]
+        through_slot = [i for i in staged if self._live_bytes(i, rows[i])]
         if through_slot:
             self._through_slot(through_slot, rows)
         for i in asked:
-            if plainly or self.slabs.left[i]:
+            if i not in through_slot:
                 self._copy(self.slabs.cpus[i], self.slabs.gpus[i], rows[i])
         if not through_slot:
             live = sum(self._live_bytes(i, rows[i]) for i in asked)
@@ -109,6 +113,8 @@ class Uploads:
     def _copy(self, source: torch.Tensor, target: torch.Tensor, rows: int) -> None:
         if target.dim():
             target, source = target[:rows], source[:rows]
+        elif not rows:
+            return
         target.copy_(source, non_blocking=True)
 
     def _through_slot(self, asked: list[int], rows: list[int]) -> None:
@@ -118,7 +124,7 @@ class Uploads:
                 for i in asked:
                     self._copy(self.slabs.cpus[i], slot.rows[i], rows[i])
             calls, moved = 0, 0
-            for first, last in self._spans([i for i in asked if self._live_bytes(i, rows[i])], rows):
+            for first, last in self._spans(asked, rows):
                 calls += 1
                 begin = self.slabs.places[first].offset
                 end = self.slabs.places[last].offset + self._live_bytes(last, rows[last])
