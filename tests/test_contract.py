@@ -48,7 +48,8 @@ def test_signature(path, form):
     if member and form == "compiled" and got[0][0] == "self":
         got[0][1] = "positional_or_keyword"
     wanted = wanted_of(CONTRACT["signatures"][path], got)
-    assert got == wanted + [[name, "keyword_only", None] for name in CONTRACT["beyond"].get(path, [])]
+    beyond = CONTRACT["beyond"].get(path, [])
+    assert got == wanted + [[name, "keyword_only", default] for name, default in beyond]
 
 
 @pytest.mark.parametrize(("method", "arguments", "message"), CONTRACT["constant_list_errors"])
@@ -75,3 +76,13 @@ def test_both_forms_say_the_same(name):
     assert inspect.getdoc(compiled) == inspect.getdoc(python)
     assert compiled.__name__ == python.__name__ == name
     assert compiled.__module__ == python.__module__
+
+
+@pytest.mark.parametrize("name", [name for name in fastutils.__all__ if name not in CONTRACT["public_names"]])
+def test_what_upstream_lacks_is_one_thing_in_both_forms_too(name):
+    compiled, python = load(name, "compiled"), load(name, "python")
+    assert inspect.getdoc(compiled)
+    assert inspect.getdoc(compiled) == inspect.getdoc(python)
+    assert signature_of(compiled) == signature_of(python)
+    assert compiled.__name__ == python.__name__ == name
+    assert compiled.__module__ == python.__module__ == "fastutils"

@@ -1,5 +1,6 @@
 """The package's face: lazy imports, the choice between forms, the report."""
 
+import ast
 import json
 import os
 import subprocess
@@ -12,6 +13,8 @@ import pytest
 
 import fastutils
 from fastutils import _report, _select
+
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def run(*arguments, **variables):
@@ -44,9 +47,11 @@ def test_copies_need_neither_zmq_nor_psutil(library):
     script = (
         f"import sys\nsys.modules[{library!r}] = None\n"
         "import torch\nfrom fastutils import copy_slice, CpuGpuBuffer, tensor_data\n"
-        "print(copy_slice(torch.arange(3), torch.zeros(3, dtype=torch.int64), 2).tolist())"
+        "print(copy_slice(torch.arange(3), torch.zeros(3, dtype=torch.int64), 2).tolist())\n"
+        "from fastutils import StagingGroup\n"
+        "print(StagingGroup('cpu').buffer('x', 2, dtype=torch.int8).copy_to_gpu().tolist())"
     )
-    assert run("-c", script).strip() == "[0, 1]"
+    assert run("-c", script).splitlines() == ["[0, 1]", "[0, 0]"]
 
 
 def test_without_torch_the_error_names_torch():
@@ -67,6 +72,14 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_dir_names_all_public_names():
     assert set(fastutils.__all__) <= set(dir(fastutils))
     assert fastutils.__version__
+
+
+@pytest.mark.skipif(not PROJECT.exists(), reason="the project's file is not beside these tests")
+def test_every_package_is_installed():
+    root = Path(fastutils.__file__).parent
+    found = {".".join(path.parent.relative_to(root.parent).parts) for path in root.rglob("__init__.py")}
+    (line,) = [line for line in PROJECT.read_text().splitlines() if line.startswith("packages = ")]
+    assert found == set(ast.literal_eval(line.partition("= ")[2]))
 
 
 def test_a_name_stays_one_object():

@@ -1,8 +1,8 @@
 """fastutils inside a running vLLM: the plugin that puts our helpers in the place of those of ``vllm.v1.utils``.
 
 vLLM finds it by its entry point and calls `load` in every process that it starts. ``FASTUTILS_VLLM`` (see `switch`) and
-vLLM's own ``VLLM_PLUGINS`` switch it off or down. Whatever goes wrong, vLLM keeps its own helper and the log says why:
-no engine may fail to start over a speed-up.
+vLLM's own ``VLLM_PLUGINS`` switch it off or down; ``FASTUTILS_VLLM_STAGED`` has vLLM's buffers staged. Whatever goes
+wrong, vLLM keeps its own helper and the log says why: no engine may fail to start over a speed-up.
 """
 
 from __future__ import annotations
@@ -112,8 +112,14 @@ def _decline(note: str, trouble: bool = False) -> Report:
 def _replace(chosen: frozenset[str]) -> tuple[Report, list[rebinding.Binding]]:
     upstream = importlib.import_module(UPSTREAM)
     version = str(getattr(importlib.import_module("vllm"), "__version__", "of unknown version"))
-    offers = all_offers(upstream, chosen)
+    staged, not_staged = _staged_as_asked()
+    offers = all_offers(upstream, chosen, staged)
+    are_staged = any(offer.staged for offer in offers)
+    if staged and not are_staged:
+        (not_staged,) = [f"CpuGpuBuffer is vLLM's own: {o.reason}" for o in offers if o.name == "CpuGpuBuffer"]
     warnings = tuple(_warnings(version, offers))
+    if not_staged:
+        warnings += (f"buffers are not staged: {not_staged}",)
     bindings = rebinding.rebind((offer.upstream, offer.ours) for offer in offers if offer.stands)
     if bindings:
         _host.stood_in_for = upstream
@@ -122,7 +128,19 @@ def _replace(chosen: frozenset[str]) -> tuple[Report, list[rebinding.Binding]]:
         Row(offer.name, offer.reason, sum(before is offer.upstream for before in places) if offer.stands else 0)
         for offer in offers
     )
-    return Report(version, rows, warnings=warnings), bindings
+    return Report(version, rows, warnings=warnings, staged=are_staged), bindings
+
+
+def _staged_as_asked() -> tuple[bool, str]:
+    """Whether buffers are to be staged; and if that is asked for and cannot be, why."""
+    try:
+        if not switch.stages_buffers():
+            return False, ""
+        # Now, not at the engine's first buffer.
+        importlib.import_module(_select.choose("CpuGpuBuffer").value._staging_module)
+    except Exception as error:
+        return False, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return True, ""
 
 
 def _warnings(version: str, offers: list[Offer]) -> Iterator[str]:

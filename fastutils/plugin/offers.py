@@ -20,14 +20,15 @@ class Offer:
     reason: str
     upstream: Any = None
     ours: Any = None
+    staged: bool = False
 
     @property
     def stands(self) -> bool:
         return self.ours is not None
 
 
-def all_offers(upstream: ModuleType, chosen: Iterable[str]) -> list[Offer]:
-    """An offer for every helper, in upstream's order; only those in `chosen` can stand."""
+def all_offers(upstream: ModuleType, chosen: Iterable[str], staged: bool = False) -> list[Offer]:
+    """An offer for every helper, in upstream's order; only those in `chosen` can stand. `staged`: buffers are, then."""
     source = source_facts.source_of(upstream)
     known = {} if source is None else source_facts.definitions(source)
     offers = []
@@ -38,14 +39,14 @@ def all_offers(upstream: ModuleType, chosen: Iterable[str]) -> list[Offer]:
             offers.append(Offer(name, f"the source of {upstream.__name__} is not there to be compared"))
         else:
             try:
-                offers.append(_offer(name, upstream, known.get(name)))
+                offers.append(_offer(name, upstream, known.get(name), staged))
             except Exception as error:
                 announcing.LOGGER.debug("%s cannot be served", name, exc_info=True)
                 offers.append(Offer(name, f"ours cannot be used: {type(error).__name__}: {error}"))
     return _only_whole_pairs(_only_unused_classes(offers))
 
 
-def _offer(name: str, upstream: ModuleType, definition: source_facts.Definition | None) -> Offer:
+def _offer(name: str, upstream: ModuleType, definition: source_facts.Definition | None, staged: bool) -> Offer:
     if definition is None:
         return Offer(name, "this vLLM does not have it")
     if not hasattr(upstream, name):
@@ -60,12 +61,14 @@ def _offer(name: str, upstream: ModuleType, definition: source_facts.Definition 
     if form.variant is None:
         return Offer(name, form.why_not)
     choice = _select.choose(name)
-    ours = variants.VARIANTS[form.variant](upstream, choice.value)
+    staged = staged and form.variant in variants.STAGED
+    build = variants.VARIANTS[form.variant]
+    ours = build(upstream, choice.value, staged_by_default=True) if staged else build(upstream, choice.value)
     misfit = _misfit(theirs, ours)
     if misfit is not None:
         return Offer(name, misfit)
-    extra = "" if form.variant == "as it is" else f", {form.variant}"
-    return Offer(name, f"{choice.implementation}{extra} ({choice.reason})", theirs, ours)
+    extra = ("" if form.variant == "as it is" else f", {form.variant}") + (", staged" if staged else "")
+    return Offer(name, f"{choice.implementation}{extra} ({choice.reason})", theirs, ours, staged)
 
 
 def _misfit(theirs: Any, ours: Any) -> str | None:

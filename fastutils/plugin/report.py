@@ -28,6 +28,7 @@ class Report:
     note: str = ""
     trouble: bool = False
     warnings: tuple[str, ...] = field(default=())
+    staged: bool = False  #: vLLM's buffers are staged ones
 
     @property
     def served(self) -> tuple[str, ...]:
@@ -45,7 +46,7 @@ class Report:
         left = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in kept.items())
         return (
             f"{len(self.served)} of {len(self.rows)} helpers of vLLM {self.vllm_version} replaced: "
-            f"{', '.join(self.served) or 'none'}; left alone: {left or 'none'}"
+            f"{', '.join(self.served) or 'none'}; left alone: {left or 'none'}{'; buffers are staged' * self.staged}"
         )
 
     def lines(self) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""``FASTUTILS_VLLM``: all helpers, none, or those that it names. ``FASTUTILS_VLLM_GUARD_ENGINES``: yes or no."""
+"""``FASTUTILS_VLLM``: all helpers, none, or those that it names. ``FASTUTILS_VLLM_GUARD_ENGINES`` and
+``FASTUTILS_VLLM_STAGED``: yes or no.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from fastutils.plugin import versions
 
 VARIABLE = "FASTUTILS_VLLM"
 GUARD_VARIABLE = "FASTUTILS_VLLM_GUARD_ENGINES"
+STAGED_VARIABLE = "FASTUTILS_VLLM_STAGED"
 
 
 def wanted(text: str | None = None) -> frozenset[str]:
@@ -46,10 +49,22 @@ def guards_engines(text: str | None = None) -> bool:
 
     ``1`` or ``on``: yes; empty, unset, ``0`` or ``off``: no. ValueError for anything else.
     """
-    text = os.environ.get(GUARD_VARIABLE, "") if text is None else text
+    return _is_on(GUARD_VARIABLE, text)
+
+
+def stages_buffers(text: str | None = None) -> bool:
+    """Whether `text` (default: ``FASTUTILS_VLLM_STAGED``) asks for buffers that are staged.
+
+    ``1`` or ``on``: yes; empty, unset, ``0`` or ``off``: no. ValueError for anything else.
+    """
+    return _is_on(STAGED_VARIABLE, text)
+
+
+def _is_on(variable: str, text: str | None) -> bool:
+    text = os.environ.get(variable, "") if text is None else text
     words = text.split()
     if words in (["1"], ["on"]):
         return True
     if not words or words in (["0"], ["off"]):
         return False
-    raise ValueError(f"{GUARD_VARIABLE}={text!r} is neither 1 (on) nor 0 (off)")
+    raise ValueError(f"{variable}={text!r} is neither 1 (on) nor 0 (off)")

@@ -1,7 +1,8 @@
 """Our helpers in the forms that different versions of vLLM want.
 
 A builder gets upstream's module and our object, and returns what is put in the place of upstream's object of the same
-name. It is called once per process, and only for a vLLM whose own form of the helper is known (see `versions`).
+name. It is called once per process, and only for a vLLM whose own form of the helper is known (see `versions`). Those
+of `STAGED` are also told whether a buffer is staged where its caller says nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ def _named_as(upstream: ModuleType, ours: Any, made: Any) -> Any:
     return made
 
 
-def buffer(upstream: ModuleType, ours: Any) -> Any:
+def _pins(upstream: ModuleType) -> Any:
+    return inspect.signature(upstream.CpuGpuBuffer).parameters["pin_memory"].default
+
+
+def buffer(upstream: ModuleType, ours: Any, staged_by_default: bool = False) -> Any:
     """CpuGpuBuffer with this vLLM's own answer to whether memory is pinned: it knows platforms that we do not."""
-    default = inspect.signature(upstream.CpuGpuBuffer).parameters["pin_memory"].default
 
     class Buffer(ours):  # type: ignore[misc]
         def __init__(
@@ -37,24 +41,47 @@ def buffer(upstream: ModuleType, ours: Any) -> Any:
             *size: int | torch.SymInt,
             dtype: torch.dtype,
             device: torch.device,
-            pin_memory: bool = default,
+            pin_memory: bool = _pins(upstream),
             with_numpy: bool = True,
+            staged: bool = staged_by_default,
         ) -> None:
-            super().__init__(*size, dtype=dtype, device=device, pin_memory=pin_memory, with_numpy=with_numpy)
+            super().__init__(
+                *size, dtype=dtype, device=device, pin_memory=pin_memory, with_numpy=with_numpy, staged=staged
+            )
 
     return _named_as(upstream, ours, Buffer)
 
 
-def buffer_that_stages(upstream: ModuleType, ours: Any) -> Any:
+def buffer_that_stages(upstream: ModuleType, ours: Any, staged_by_default: bool = False) -> Any:
     """The buffer of vLLM 0.30 and later: where memory is pinned, an unpinned ``cpu`` is copied by way of pinned memory.
 
-    Its rows may then be changed as soon as `copy_to_gpu` has returned.
+    Its rows may then be changed as soon as `copy_to_gpu` has returned, so it needs no slots to be staged by default.
     """
-    plain: Any = buffer(upstream, ours)
+    plain: Any = buffer(upstream, ours, staged_by_default)
     if not upstream.PIN_MEMORY:
         return plain
 
     class StagingBuffer(plain):  # type: ignore[misc]
+        if staged_by_default:
+
+            def __init__(
+                self,
+                *size: int | torch.SymInt,
+                dtype: torch.dtype,
+                device: torch.device,
+                pin_memory: bool = _pins(upstream),
+                with_numpy: bool = True,
+                staged: bool = True,
+            ) -> None:
+                super().__init__(
+                    *size,
+                    dtype=dtype,
+                    device=device,
+                    pin_memory=pin_memory,
+                    with_numpy=with_numpy,
+                    staged=staged and pin_memory,
+                )
+
         def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
             cpu = self.cpu
             if cpu.is_pinned():
@@ -96,10 +123,12 @@ def with_encoder_counts(upstream: ModuleType, ours: Any) -> Any:
     return made
 
 
-VARIANTS: dict[str, Callable[[ModuleType, Any], Any]] = {
+VARIANTS: dict[str, Callable[..., Any]] = {
     "as it is": as_it_is,
     "buffer": buffer,
     "buffer that stages": buffer_that_stages,
     "called as there": called_as_there,
     "encoder counts": with_encoder_counts,
 }
+
+STAGED = frozenset({"buffer", "buffer that stages"})

@@ -63,6 +63,7 @@ cdef class Uploads:
     cdef int64_t* limits
     cdef bytearray left
     cdef bytes scalar
+    cdef tuple gpus
     cdef dict index
     cdef bint on_host, pin_memory
     cdef int made_in
@@ -75,6 +76,7 @@ cdef class Uploads:
         self.pin_memory, self.on_host = pin_memory, self.torch_way.on_host
         self.made_in = generation[0]
         self.scalar = bytes(map(_is_scalar, slabs.specs))
+        self.gpus = tuple(slabs.gpus)
         cdef list specs = slabs.specs, cpus = slabs.cpus, gpus = slabs.gpus
         cdef Py_ssize_t count = len(specs), i
         cdef int64_t* limits = <int64_t*>PyMem_Malloc((count + 1) * sizeof(int64_t))
@@ -273,6 +275,7 @@ cdef object copy_to_gpu "fu_copy_to_gpu" (object self, object n):
                 rows = uploads.limits[member.index]
             if (
                 rows <= uploads.limits[member.index]
+                and target is uploads.gpus[member.index]
                 and bridge.staging_view(uploads.staging, member.index, rows, &view) != FU_FALLBACK
             ):
                 made = stolen(view)

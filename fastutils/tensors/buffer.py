@@ -84,7 +84,7 @@ class CpuGpuBuffer:
         if staged:
             group_class = importlib.import_module(self._staging_module).StagingGroup
             group = group_class(device, pin_memory=pin_memory)
-            group._adopt(self, "", size, dtype, with_numpy)
+            group._adopt(self, "staged", size, dtype, with_numpy)
             group.freeze()
             return
         with torch.inference_mode(False):

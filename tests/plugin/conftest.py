@@ -21,6 +21,7 @@ def forget_vllm():
 def fresh_plugin(monkeypatch):
     """The plugin as a new process finds it, and no vLLM before or after the test."""
     monkeypatch.delenv("FASTUTILS_VLLM", raising=False)
+    monkeypatch.delenv("FASTUTILS_VLLM_STAGED", raising=False)
     forget_vllm()
     monkeypatch.setattr(plugin, "_report", Report(note="not loaded"))
     monkeypatch.setattr(plugin, "_told", None)

@@ -1,4 +1,4 @@
-"""FASTUTILS_VLLM."""
+"""FASTUTILS_VLLM and FASTUTILS_VLLM_STAGED."""
 
 import logging
 
@@ -65,3 +65,16 @@ def test_a_wrong_word_leaves_all_to_vllm_and_warns(vllm_tree, monkeypatch, caplo
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "copy_slic is no helper" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("1", True), (" on ", True), ("", False), (" ", False), ("0", False), ("off", False)]
+)
+def test_whether_buffers_are_staged(text, wanted):
+    assert switch.stages_buffers(text) is wanted
+
+
+@pytest.mark.parametrize("text", ["yes", "1 0", "staged"])
+def test_staging_by_a_wrong_word(text):
+    with pytest.raises(ValueError, match=rf"FASTUTILS_VLLM_STAGED='{text}' is neither 1 \(on\) nor 0 \(off\)"):
+        switch.stages_buffers(text)

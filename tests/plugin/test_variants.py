@@ -72,7 +72,8 @@ def test_a_buffer_takes_vllms_answer_about_pinning(pinned_here, monkeypatch):
     asked = []
 
     class Recorder:
-        def __init__(self, *size, dtype, device, pin_memory, with_numpy):
+        def __init__(self, *size, dtype, device, pin_memory, with_numpy, staged):
+            assert staged is False
             asked.append(pin_memory)
 
     class Upstream:
@@ -138,7 +139,7 @@ def test_where_memory_is_pinned_an_unpinned_buffer_is_staged(n, pinned):
     class Ours:
         """Ours."""
 
-        def __init__(self, *size, dtype, device, pin_memory, with_numpy):
+        def __init__(self, *size, dtype, device, pin_memory, with_numpy, staged):
             self.cpu = FakeTensorOfHost([1, 2, 3], pinned)
             self.gpu = FakeTensorOfDevice()
 
@@ -159,6 +160,52 @@ def test_where_memory_is_pinned_an_unpinned_buffer_is_staged(n, pinned):
         assert source.rows == ([1, 2, 3] if n is None else [1, 2])
         # The rows may be overwritten now.
         assert source.rows is not buffer.cpu.rows
+
+
+@pytest.mark.parametrize("variant", [variants.buffer, variants.buffer_that_stages])
+def test_a_staged_buffer_is_staged_unless_it_is_told_otherwise(variant, form):
+    ours = load("CpuGpuBuffer", form)
+    upstream = types.SimpleNamespace(__name__="vllm.v1.utils", CpuGpuBuffer=fastutils.CpuGpuBuffer, PIN_MEMORY=False)
+    made = variant(upstream, ours, staged_by_default=True)
+    assert (made.__module__, made.__qualname__, made.__doc__) == ("vllm.v1.utils", "CpuGpuBuffer", ours.__doc__)
+    wanted = inspect.signature(variant(upstream, ours)).parameters
+    got = inspect.signature(made).parameters
+    assert [*got.values()][:-1] == [*wanted.values()][:-1]
+    assert (wanted["staged"].default, got["staged"].default) == (False, True)
+    buffer = made(3, 2, dtype=torch.int32, device=CPU)
+    assert isinstance(buffer, made)
+    assert isinstance(buffer, ours)
+    assert buffer._staging.group.stats().flushes == 0
+    buffer.np[:] = [[1, 2], [3, 4], [5, 6]]
+    assert buffer.copy_to_gpu(2).tolist() == [[1, 2], [3, 4]]
+    assert buffer.copy_to_gpu() is buffer.gpu
+    assert buffer._staging.group.stats().flushes == 2
+    assert made(3, dtype=torch.bfloat16, device=CPU, with_numpy=False).copy_to_gpu().tolist() == [0, 0, 0]
+    assert not hasattr(made(3, dtype=torch.int32, device=CPU, staged=False), "_staging")
+
+
+@pytest.mark.parametrize(("pin_memory", "staged"), [(None, True), (True, True), (False, False)])
+def test_where_memory_is_pinned_only_pinned_buffers_get_slots(pin_memory, staged):
+    asked = []
+
+    class Ours:
+        """Ours."""
+
+        def __init__(self, *size, dtype, device, pin_memory, with_numpy, staged):
+            asked.append((pin_memory, staged))
+
+        def copy_to_gpu(self, n=None):
+            raise NotImplementedError
+
+    class Upstream:
+        def __init__(self, *size, dtype, device, pin_memory=True, with_numpy=True):
+            pass
+
+    Ours.__name__ = "CpuGpuBuffer"
+    upstream = types.SimpleNamespace(__name__="vllm.v1.utils", CpuGpuBuffer=Upstream, PIN_MEMORY=True)
+    made = variants.buffer_that_stages(upstream, Ours, staged_by_default=True)
+    made(3, dtype=torch.int8, device=CPU, **({} if pin_memory is None else {"pin_memory": pin_memory}))
+    assert asked == [(pin_memory is not False, staged)]
 
 
 # The hooks that vLLM's own tests use.

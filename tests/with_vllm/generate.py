@@ -93,6 +93,7 @@ def main():
         "metrics": metrics,
         "served": report.served,
         "summary": report.summary(),
+        "staged": report.staged,
         "greedy": after_greedy,
         "steps": steps,
         "calls": dict(calls),

@@ -42,6 +42,21 @@ def test_the_same_tokens(run, configuration):
     assert ours["steps"] == theirs["steps"]
 
 
+@pytest.mark.parametrize("configuration", ["wide", "tight"])
+def test_the_same_tokens_with_staged_buffers(run, configuration):
+    # Uncounted: what counts a buffer's copies would call the plain ones.
+    staged, theirs = run(configuration, FASTUTILS_VLLM_STAGED="1"), run(configuration, FASTUTILS_VLLM="0")
+    assert staged["staged"]
+    assert staged["summary"].endswith("; buffers are staged")
+    assert "CpuGpuBuffer" in staged["served"]
+    assert staged["digests"] == theirs["digests"]
+    assert staged["metrics"] == theirs["metrics"]
+    assert staged["steps"] == theirs["steps"]
+    # The runner for CPUs takes its buffers out of staging, and each of its lines that does so says that once.
+    warned = [line for line in staged["log"].splitlines() if "leaves its staging group" in line]
+    assert len(warned) == len(set(warned))
+
+
 def test_scheduling_does_not_change_the_tokens(run):
     wide, tight = run("wide", "--count"), run("tight")
     for greedy in ("greedy", "penalties"):

@@ -75,7 +75,7 @@ class StagingGroup:
         self._rules = rules_of(mode, costs_of(self.device))
         self._slots, self._max_slots, self._alignment = slots, max_slots, alignment
         self._pin_memory = bool(pin_memory)
-        if self.device.type != "cpu" and not hasattr(torch.get_device_module(self.device), "Event"):
+        if self.device.type != "cpu" and not hasattr(getattr(torch, self.device.type, None), "Event"):
             raise ValueError(f"torch has no events on {self.device}, and nothing else tells when a slot is free")
         self._specs: list[Spec] = []
         self._buffers: list[weakref.ref[CpuGpuBuffer]] = []

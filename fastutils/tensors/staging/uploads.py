@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ class Uploads:
         self._idle: deque[Slot] = deque()  # the one used longest ago first
         self._permits = deque(range(max_slots))  # one is taken for each slot that is made
         self._made = self._most = 0
+        self._uploading: list[int] = []  # the threads that are in the middle of an upload
         self._counts = StagingStats()
         self._most_slots = max_slots
         if not self.on_host:
@@ -99,7 +101,11 @@ class Uploads:
         staged = [] if plainly else [i for i in asked if not self.slabs.left[i]]
         through_slot = [i for i in staged if self._live_bytes(i, rows[i])]
         if through_slot:
-            self._through_slot(through_slot, rows)
+            self._uploading.append(get_ident())
+            try:
+                self._through_slot(through_slot, rows)
+            finally:
+                self._uploading.remove(get_ident())
         for i in asked:
             if i not in through_slot:
                 self._copy(self.slabs.cpus[i], self.slabs.gpus[i], rows[i])
@@ -197,6 +203,8 @@ class Uploads:
             try:
                 slot = self._idle.popleft()
             except IndexError:
+                if self._uploading.count(get_ident()) > 1:  # by a finaliser in the middle of one that waits for it
+                    return Slot(self.slabs, self.pin_memory)
                 time.sleep(1e-5)  # other threads have all of them in hand, and none keeps one for long
                 continue
             try:
