@@ -286,12 +286,18 @@ inline int upload(Staging& staging, const std::vector<Live>& live, bool pack, in
   return issued ? FU_DONE : FU_FALLBACK;
 }
 
-// What is planned lies where it was laid out. `.data =`, set_() and resize_() take a tensor elsewhere and leave its
-// object as it was.
+inline bool as_large(const Staging& staging, size_t i) {
+  const auto bytes = [](const at::Tensor& tensor) { return static_cast<size_t>(tensor.numel()) * tensor.itemsize(); };
+  const size_t capacity = staging.places[i].capacity;
+  return bytes(staging.cpus[i]) == capacity && bytes(staging.gpus[i]) == capacity;
+}
+
+// What is planned lies where it was laid out, and is as large as it was. `.data =`, set_() and resize_() take a tensor
+// elsewhere and leave its object as it was.
 inline bool in_place(const Staging& staging, size_t i, const Move& move) {
   const fu_place& place = staging.places[i];
   return move.source == staging.host_base + place.offset && move.destination == staging.device_base + place.offset &&
-         move.bytes <= place.capacity;
+         move.bytes <= place.capacity && as_large(staging, i);
 }
 
 inline int flush_on_host(Staging& staging, int64_t* rows) {
@@ -357,7 +363,7 @@ inline int staging_view(void* object, size_t i, int64_t n, void** out) {
   const Thread thread = present_thread();
   Move move;
   if (!plan(staging.cpus[i], staging.gpus[i], n, thread, move)) return FU_FALLBACK;
-  if (move.bytes != 0 && !in_place(staging, i, move)) return FU_FALLBACK;
+  if (move.bytes == 0 ? !as_large(staging, i) : !in_place(staging, i, move)) return FU_FALLBACK;
   return wrap(first_rows(staging.gpus[i], n, thread), out);
 }
 

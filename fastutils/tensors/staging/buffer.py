@@ -63,10 +63,10 @@ class Staged(CpuGpuBuffer if TYPE_CHECKING else object):  # type: ignore[misc]
         return target
 
     def __getattr__(self, name: str) -> Any:
-        if name in TENSORS and "_staging" in self.__dict__ and name not in self.__dict__:
+        if name in TENSORS and "_staging" in self.__dict__:
             self._staging.group.freeze()
-            if name in self.__dict__:
-                return self.__dict__[name]
+        if name in TENSORS and name in self.__dict__:  # by now: another thread or a finaliser may have come first
+            return self.__dict__[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:

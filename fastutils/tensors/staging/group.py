@@ -80,6 +80,7 @@ class StagingGroup:
         self._specs: list[Spec] = []
         self._buffers: list[weakref.ref[CpuGpuBuffer]] = []
         self._uploads: Any = None
+        self._first: dict[str, Any] = {}
         self._closed = False
         self._steps: dict[int, list[int]] = {}  # thread -> the rows of each buffer that its step has collected
 
@@ -121,22 +122,24 @@ class StagingGroup:
         if self._closed:
             raise RuntimeError("this staging group is closed")
         slabs = Slabs(self._specs, self.device, self._alignment, self._pin_memory)
-        uploads = self._uploads_class(
+        made = self._uploads_class(
             slabs, slots=self._slots, max_slots=self._max_slots, pin_memory=self._pin_memory, rules=self._rules
         )
-        if self._uploads is not None:  # another thread, or a finaliser, came first
-            return self._uploads
-        self._uploads = uploads
+        uploads = self._first.setdefault("uploads", made)  # another thread's, or a finaliser's, if that came first
+        slabs = uploads.slabs
         slabs.on_leave = weakref.WeakMethod(self._left)
         for spec, found in zip(self._specs, self._buffers, strict=True):
             buffer = found()
-            if buffer is None:
+            member = None if buffer is None else buffer.__dict__.get("_staging")
+            if buffer is None or member is None:
                 continue
             i = slabs.index[spec.name]
-            buffer.__dict__["_staging"].laid_out(uploads, i)
-            buffer.__dict__.update(cpu=slabs.cpus[i], gpu=slabs.gpus[i])
+            member.laid_out(uploads, i)
+            buffer.__dict__.setdefault("cpu", slabs.cpus[i])
+            buffer.__dict__.setdefault("gpu", slabs.gpus[i])
             if spec.with_numpy:
-                buffer.__dict__["np"] = slabs.cpus[i].numpy()
+                buffer.__dict__.setdefault("np", slabs.cpus[i].numpy())
+        self._uploads = uploads  # last: whoever sees it finds the buffers' tensors
         return uploads
 
     def _left(self, name: str) -> None:

@@ -94,7 +94,7 @@ class Uploads:
             raise RuntimeError("this staging group was made in another process, of which this one is a fork")
         asked = [i for i, n in enumerate(rows) if n != NOT_ASKED]
         for i in asked:
-            if self.slabs.moved(i):
+            if self._live_bytes(i, rows[i]) and self.slabs.moved(i):
                 self.slabs.leave(i, "cpu or .gpu", stacklevel=4)
         # Captured, copies read what .cpu holds at each replay: a slot would be another's by then.
         plainly = self.on_host or is_capturing(self.device)
@@ -161,7 +161,9 @@ class Uploads:
                 gap = places[i].offset - places[last].offset - places[last].capacity
                 full = rows[i] == self.slabs.specs[i].rows and rows[last] == self.slabs.specs[last].rows
                 adjoining = places[last].offset + places[last].pitch == places[i].offset
-                if full and adjoining and gap <= self.rules.gap:
+                # What wants gradients is torch's to refuse, in a copy of its own.
+                graded = self.slabs.gpus[i].requires_grad or self.slabs.gpus[last].requires_grad
+                if full and adjoining and gap <= self.rules.gap and not graded:
                     spans[-1] = (spans[-1][0], i)
                     continue
             spans.append((i, i))
