@@ -85,7 +85,8 @@ typedef struct fu_bridge {
   void (*release_storage)(void* storage);
 
   /* Uploads of many buffers that lie in one slab, through event-guarded slots; NULL where that cannot be. `host` and
-   * `device` are one-dimensional uint8 tensors, the slabs; `cpus` and `gpus` the buffers' own, which are held. */
+   * `device` are one-dimensional uint8 tensors, the slabs; `cpus` and `gpus` the buffers' own, which the caller keeps
+   * for as long. */
   void* (*staging_new)(void* host, void* device, size_t count, void* const* cpus, void* const* gpus,
                        const fu_place* places, size_t max_slots);
   void (*staging_free)(void* staging);

@@ -142,18 +142,15 @@ struct Staging {
         device_base(static_cast<char*>(device_slab.mutable_data())),
         device_type(on_device.device().type()),
         places(given, given + count),
-        slots(max_slots) {
-    for (size_t i = 0; i < count; ++i) {
-      cpus.push_back(tensor_in(cpu_objects[i]));
-      gpus.push_back(tensor_in(gpu_objects[i]));
-    }
-  }
+        cpus(cpu_objects, cpu_objects + count),
+        gpus(gpu_objects, gpu_objects + count),
+        slots(max_slots) {}
 
   const c10::Storage host_slab, device_slab;
   char *const host_base, *const device_base;
   const c10::DeviceType device_type;
-  const std::vector<fu_place> places;  // in the order in which they lie
-  std::vector<at::Tensor> cpus, gpus;
+  const std::vector<fu_place> places;   // in the order in which they lie
+  const std::vector<void*> cpus, gpus;  // the caller's
   Slots slots;
   bool pack = true;
   int64_t gap = 0;
@@ -289,7 +286,7 @@ inline int upload(Staging& staging, const std::vector<Live>& live, bool pack, in
 inline bool as_large(const Staging& staging, size_t i) {
   const auto bytes = [](const at::Tensor& tensor) { return static_cast<size_t>(tensor.numel()) * tensor.itemsize(); };
   const size_t capacity = staging.places[i].capacity;
-  return bytes(staging.cpus[i]) == capacity && bytes(staging.gpus[i]) == capacity;
+  return bytes(tensor_in(staging.cpus[i])) == capacity && bytes(tensor_in(staging.gpus[i])) == capacity;
 }
 
 // What is planned lies where it was laid out, and is as large as it was. `.data =`, set_() and resize_() take a tensor
@@ -307,7 +304,7 @@ inline int flush_on_host(Staging& staging, int64_t* rows) {
   for (size_t i = 0; i < staging.places.size(); ++i) {
     if (rows[i] == -1) continue;
     Move move;
-    if (!plan(staging.cpus[i], staging.gpus[i], rows[i], thread, move) ||
+    if (!plan(tensor_in(staging.cpus[i]), tensor_in(staging.gpus[i]), rows[i], thread, move) ||
         (move.bytes != 0 && !in_place(staging, i, move))) {
       all = false;
       continue;
@@ -333,7 +330,7 @@ inline int flush_to_device(Staging& staging, const int64_t* rows) {
   for (size_t i = 0; i < count; ++i) {
     if (rows[i] == -1) continue;
     Move move;
-    if (!plan(staging.cpus[i], staging.gpus[i], rows[i], thread, move)) return FU_FALLBACK;
+    if (!plan(tensor_in(staging.cpus[i]), tensor_in(staging.gpus[i]), rows[i], thread, move)) return FU_FALLBACK;
     if (move.bytes == 0) continue;
     if (!in_place(staging, i, move) || !lane.open(move)) return FU_FALLBACK;
     live.push_back({i, move.bytes});
@@ -346,7 +343,7 @@ inline int flush_to_device(Staging& staging, const int64_t* rows) {
     if (const int outcome = upload(staging, live, pack, gap, lane, counts); outcome != FU_DONE) return outcome;
   }
   for (size_t i = 0; i < count; ++i) {
-    if (rows[i] != -1) bump(staging.gpus[i].unsafeGetTensorImpl());
+    if (rows[i] != -1) bump(tensor_in(staging.gpus[i]).unsafeGetTensorImpl());
   }
   counts.flushes = 1;
   staging.add(counts);
@@ -362,9 +359,9 @@ inline int staging_view(void* object, size_t i, int64_t n, void** out) {
   const Staging& staging = staging_in(object);
   const Thread thread = present_thread();
   Move move;
-  if (!plan(staging.cpus[i], staging.gpus[i], n, thread, move)) return FU_FALLBACK;
+  if (!plan(tensor_in(staging.cpus[i]), tensor_in(staging.gpus[i]), n, thread, move)) return FU_FALLBACK;
   if (move.bytes == 0 ? !as_large(staging, i) : !in_place(staging, i, move)) return FU_FALLBACK;
-  return wrap(first_rows(staging.gpus[i], n, thread), out);
+  return wrap(first_rows(tensor_in(staging.gpus[i]), n, thread), out);
 }
 
 inline void staging_stats(void* object, int reset, fu_staging_stats* out) noexcept {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,11 @@ HOMES: dict[str, tuple[str, str | None]] = {
     "compute_iteration_details": ("fastutils.iteration", "fastutils._iteration"),
     "copy_slices": ("fastutils.tensors.copy", "fastutils.tensors._copy"),
     "copy_to_gpu_many": ("fastutils.tensors.copy", "fastutils.tensors._copy"),
+    "StagingGroup": ("fastutils.tensors.staging", "fastutils.tensors._staging"),
 }
+
+#: What ``FASTUTILS_DEBUG_RACES`` has watched: all that copies from host memory without blocking.
+RACING = frozenset({"CpuGpuBuffer", "copy_slice", "copy_slices", "copy_to_gpu_many"})
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,17 @@ class Choice:
 def extensions_disabled() -> bool:
     """Whether ``FASTUTILS_NO_EXTENSIONS`` asks for the Python forms (any value but empty and 0)."""
     return os.environ.get("FASTUTILS_NO_EXTENSIONS", "").strip() not in ("", "0")
+
+
+def race_mode() -> str:
+    """What ``FASTUTILS_DEBUG_RACES`` asks for: "warn", "raise", or "" where it is off. ValueError for anything else."""
+    text = os.environ.get("FASTUTILS_DEBUG_RACES", "")
+    word = text.strip().lower()
+    if word in ("warn", "raise"):
+        return word
+    if word in ("", "0", "off", "no", "false"):
+        return ""
+    raise ValueError(f"FASTUTILS_DEBUG_RACES={text!r} is none of warn, raise and 0 (off)")
 
 
 def build_info() -> dict[str, Any]:
@@ -67,7 +82,20 @@ def _why_missing(module: str, error: ImportError) -> str:
 
 
 def choose(name: str) -> Choice:
-    """Import and return the form of `name` that serves here. Raises AttributeError for an unknown name."""
+    """Import and return the form of `name` that serves here. Raises AttributeError for an unknown name.
+
+    With ``FASTUTILS_DEBUG_RACES`` on, a copy's form is wrapped by the race detector (`fastutils.tensors.races`).
+    """
+    mode = race_mode() if name in RACING else ""
+    choice = _form_of(name)
+    if not mode:
+        return choice
+    watch = importlib.import_module("fastutils.tensors.races").watch
+    reason = f"{choice.reason}; the race detector is on: FASTUTILS_DEBUG_RACES={mode}"
+    return replace(choice, reason=reason, value=watch(name, choice.value, mode))
+
+
+def _form_of(name: str) -> Choice:
     try:
         python_module, compiled_module = HOMES[name]
     except KeyError:

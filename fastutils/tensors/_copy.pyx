@@ -166,7 +166,10 @@ cdef inline bint planned(Round* plan, PyObject* source, PyObject* target, int64_
 
 cdef bint read_triple(tuple triples, tuple counts, Py_ssize_t i, Round* plan) noexcept:
     cdef long long rows
-    source, target, length = <tuple>triples[i]
+    entry = triples[i]
+    if type(entry) is not tuple or len(<tuple>entry) != 3:  # whoever found the list of them put it there
+        return False
+    source, target, length = <tuple>entry
     if not row_count(<PyObject*>length, &rows):
         return False
     Py_INCREF(<PyObject*>source)

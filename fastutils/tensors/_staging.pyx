@@ -1,15 +1,16 @@
 # cython: language_level=3, binding=False, embedsignature=False
 # cython: auto_pickle=False, wraparound=False
-"""Uploads through event-guarded slots, compiled. ``staging.uploads`` holds the Python form, which says what this must do
-and does what is no plain upload of plain tensors."""
+"""Uploads through event-guarded slots, compiled. ``staging.uploads`` holds the Python form, which says what this must
+do, and does what is no plain upload of plain tensors."""
 
-from cpython.dict cimport PyDict_GetItemWithError, PyDict_Next
+cimport cython
+from cpython.dict cimport PyDict_Next
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport int64_t
 
 from fastutils.tensors.bridge cimport (
-    FU_ALL_ROWS, FU_FALLBACK, FU_NEEDS_SLOT, FU_ROUND, fu_bridge, fu_place, fu_staging_stats
+    FU_ALL_ROWS, FU_DONE, FU_FALLBACK, FU_NEEDS_SLOT, FU_ROUND, fu_bridge, fu_place, fu_staging_stats
 )
 
 import torch
@@ -21,6 +22,11 @@ from fastutils.tensors.staging import forks as _forks
 from fastutils.tensors.staging import group as _twin
 from fastutils.tensors.staging import uploads as _torch_way
 from fastutils.tensors.staging.stats import StagingStats
+
+
+cdef extern from "Python.h":
+    PyObject* PyTuple_GET_ITEM(object several, Py_ssize_t i) noexcept
+    PyTypeObject* Py_TYPE(PyObject* thing) noexcept
 
 
 cdef extern from "exact.h":
@@ -43,10 +49,12 @@ cdef extern from "pythread.h":
 cdef object _loaded = _runtime.load()  # raises what `fastutils` then reports as the reason
 cdef const fu_bridge* bridge = <const fu_bridge*><size_t>_loaded.table
 cdef list generation = _forks.generation
+cdef object _Tensor = torch.Tensor
 
 cdef enum:
     NOT_ASKED = -1
 
+cdef object _name_of = lambda spec: spec.name
 cdef object _is_scalar = lambda spec: not spec.shape
 
 
@@ -55,6 +63,7 @@ cdef struct Rows:
     int64_t of[FU_ROUND]
 
 
+@cython.no_gc_clear  # the bridge borrows the tensors: they must last as long as this does
 cdef class Uploads:
     cdef readonly object slabs
     cdef object torch_way  # for what the bridge hands over, with slots of its own
@@ -62,47 +71,52 @@ cdef class Uploads:
     cdef Py_ssize_t count
     cdef int64_t* limits
     cdef bytearray left
+    # Of a kind that nobody can change, whoever comes by them.
     cdef bytes scalar
-    cdef tuple gpus
-    cdef dict index
+    cdef tuple cpus, gpus, names
     cdef bint on_host, pin_memory
     cdef int made_in
 
-    def __init__(self, slabs, *, int slots, int max_slots, bint pin_memory, rules):
-        if self.limits != NULL:
-            raise RuntimeError("these uploads have begun already")
+    # Not __init__, which anybody may call again, or not at all. `count` is 0 until everything is there.
+    def __cinit__(self, slabs, *, int slots, int max_slots, bint pin_memory, rules):
+        cdef Py_ssize_t count, i
+        cdef fu_place* places = NULL
+        cdef void** tensors = NULL
+        self.slabs, self.left, self.pin_memory, self.made_in = slabs, slabs.left, pin_memory, generation[0]
         self.torch_way = _torch_way.Uploads(slabs, slots=0, max_slots=max_slots, pin_memory=pin_memory, rules=rules)
-        self.slabs, self.left, self.index = slabs, slabs.left, slabs.index
-        self.pin_memory, self.on_host = pin_memory, self.torch_way.on_host
-        self.made_in = generation[0]
-        self.scalar = bytes(map(_is_scalar, slabs.specs))
-        self.gpus = tuple(slabs.gpus)
-        cdef list specs = slabs.specs, cpus = slabs.cpus, gpus = slabs.gpus
-        cdef Py_ssize_t count = len(specs), i
-        cdef int64_t* limits = <int64_t*>PyMem_Malloc((count + 1) * sizeof(int64_t))
-        cdef fu_place* places = <fu_place*>PyMem_Malloc((count + 1) * sizeof(fu_place))
-        cdef void** tensors = <void**>PyMem_Malloc((2 * count + 1) * sizeof(void*))
+        self.on_host = self.torch_way.on_host
+        self.cpus, self.gpus, host, device = as_tuple(slabs.cpus), as_tuple(slabs.gpus), slabs.host, slabs.device
+        cdef tuple specs = as_tuple(slabs.specs), given = as_tuple(slabs.places)
+        self.names, self.scalar = tuple(map(_name_of, specs)), bytes(map(_is_scalar, specs))
+        count = len(specs)
+        if not count == len(given) == len(self.cpus) == len(self.gpus) == len(self.names) == len(self.scalar):
+            raise ValueError("the slabs do not agree on how many buffers there are")
+        for tensor in (host, device, *self.cpus, *self.gpus):
+            if type(tensor) is not torch.Tensor:
+                raise TypeError(f"slabs are made of torch.Tensor, not of {type(tensor).__name__}")
         try:
-            if limits == NULL or places == NULL or tensors == NULL:
+            self.limits = <int64_t*>PyMem_Malloc((count + 1) * sizeof(int64_t))
+            places = <fu_place*>PyMem_Malloc((count + 1) * sizeof(fu_place))
+            tensors = <void**>PyMem_Malloc((2 * count + 1) * sizeof(void*))
+            if self.limits == NULL or places == NULL or tensors == NULL:
                 raise MemoryError
             for i in range(count):
-                limits[i] = specs[i].rows
-                place = slabs.places[i]
+                self.limits[i] = specs[i].rows
+                place = given[i]
                 places[i] = fu_place(place.offset, place.capacity, place.pitch)
-                tensors[i], tensors[count + i] = <void*>cpus[i], <void*>gpus[i]
+                tensors[i], tensors[count + i] = <void*>self.cpus[i], <void*>self.gpus[i]
             # Tensors on a device that the bridge has no runtime for are torch's.
             self.staging = bridge.staging_new(
-                <void*>slabs.host, <void*>slabs.device, count, tensors, tensors + count, places, max_slots
+                <void*>host, <void*>device, count, tensors, tensors + count, places, max_slots
             )
-            self.count, self.limits, limits = count, limits, NULL
         finally:
-            PyMem_Free(limits)
             PyMem_Free(places)
             PyMem_Free(tensors)
         self.configure(rules)
         if self.staging != NULL and not self.on_host:
-            for i in range(slots):
+            for _ in range(slots):
                 self.add_slot()
+        self.count = count
 
     def __dealloc__(self):
         # What a fork has of a device cannot be given back to it.
@@ -160,14 +174,14 @@ cdef class Uploads:
             rows[i] = asked[i]
         return 0
 
-    # The requests that engines make, without running any code: exact ints, None, and exact dicts of strs to these.
-    # False for every other one, wrong ones included, which `Slabs.rows` reads or refuses.
+    # The requests that engines make, without running any code: exact ints, None, and exact dicts of names to these.
+    # Interned strs, as names in programs are, are the same object if they are equal. False for every other request,
+    # wrong ones included, which `Slabs.rows` reads or refuses.
     cdef bint read(self, request, int64_t* rows) except -1:
         cdef long long n = -1
-        cdef Py_ssize_t i, position = 0
+        cdef Py_ssize_t i, k, next = 0, position = 0
         cdef PyObject* name
         cdef PyObject* given
-        cdef PyObject* found
         cdef const unsigned char* left = self.left
         if len(self.left) != self.count:
             return False
@@ -185,15 +199,16 @@ cdef class Uploads:
         for i in range(self.count):
             rows[i] = NOT_ASKED
         while PyDict_Next(request, &position, &name, &given):
-            if type(<object>name) is not str:
+            for k in range(self.count):  # where the last one was found, or behind it, first
+                i = next + k if next + k < self.count else next + k - self.count
+                if PyTuple_GET_ITEM(self.names, i) == name:
+                    break
+            else:
                 return False
-            found = PyDict_GetItemWithError(self.index, <object>name)  # strs among strs: nothing else is compared
-            if found == NULL:
+            next = i
+            if left[i]:
                 return False
-            i = <object>found
-            if not 0 <= i < self.count or left[i]:
-                return False
-            if <object>given is None:
+            if given == <PyObject*>None:
                 rows[i] = self.limits[i]
             elif row_count(given, &n) and n <= self.limits[i]:
                 rows[i] = n
@@ -205,10 +220,21 @@ cdef class Uploads:
         cdef Py_ssize_t i
         cdef int outcome = FU_FALLBACK
         cdef const unsigned char* scalar = self.scalar
+        cdef PyTypeObject* Tensor = <PyTypeObject*>_Tensor
         if self.staging != NULL and not self.torch_way.closed and (self.on_host or generation[0] == self.made_in):
             for i in range(self.count):
+                if rows[i] == NOT_ASKED:
+                    continue
                 if scalar[i] and 0 <= rows[i] <= 1:
                     rows[i] = FU_ALL_ROWS if rows[i] else NOT_ASKED
+                if (  # a subclass, which `__class__ =` makes of them, may change what any operator means
+                    Py_TYPE(PyTuple_GET_ITEM(self.cpus, i)) != Tensor
+                    or Py_TYPE(PyTuple_GET_ITEM(self.gpus, i)) != Tensor
+                ):
+                    break
+            else:
+                outcome = FU_DONE
+        if outcome == FU_DONE:
             outcome = bridge.staging_flush(self.staging, rows)
             while outcome == FU_NEEDS_SLOT:
                 self.add_slot()

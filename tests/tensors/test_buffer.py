@@ -34,8 +34,9 @@ def test_starts_zeroed_with_a_numpy_view_of_the_host_tensor(Buffer):
 
 
 def test_signature_is_upstreams(Buffer):
-    assert list(inspect.signature(Buffer).parameters) == ["size", "dtype", "device", "pin_memory", "with_numpy"]
     parameters = inspect.signature(Buffer).parameters
+    assert list(parameters) == ["size", "dtype", "device", "pin_memory", "with_numpy", "staged"]  # the last is ours
+    assert parameters["staged"].default is False
     assert parameters["pin_memory"].default == torch.cuda.is_available()
     assert repr(parameters["pin_memory"].default) == repr(torch.cuda.is_available())
     assert parameters["with_numpy"].default is True

@@ -132,8 +132,8 @@ class Library:
             setattr(self, name, ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0))
 
 
-ALL_OF_CUDA = ("cudaMemcpyAsync", "cudaGetLastError", "cudaStreamIsCapturing")
-ALL_OF_HIP = ("hipMemcpyAsync", "hipGetLastError", "hipStreamIsCapturing")
+ALL_OF_CUDA = ("cudaMemcpyAsync", "cudaMemcpy2DAsync", "cudaGetLastError", "cudaStreamIsCapturing")
+ALL_OF_HIP = ("hipMemcpyAsync", "hipMemcpy2DAsync", "hipGetLastError", "hipStreamIsCapturing")
 
 
 def opener(**libraries):
@@ -163,7 +163,7 @@ def test_the_runtime_is_the_one_torch_depends_on(libraries, kind):
 
 
 def test_a_runtime_without_a_function_says_which():
-    found, why_not = runtime.find_device_runtime(opener(libc10_hip=Library(*ALL_OF_HIP[:2])))
+    found, why_not = runtime.find_device_runtime(opener(libc10_hip=Library(*ALL_OF_HIP[:-1])))
     assert found is None
     assert "libc10_hip.so is loaded" in why_not
     assert "hipStreamIsCapturing" in why_not

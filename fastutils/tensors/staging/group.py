@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from types import TracebackType
 from typing import Any
@@ -102,6 +103,9 @@ class StagingGroup:
                 f"buffer {name!r} comes too late: the staging group has been used, and its memory is laid out. "
                 f"Make all buffers first."
             )
+        if not isinstance(name, str):
+            raise TypeError(f"a buffer's name is a str, not {name!r}")
+        name = sys.intern(str(name))  # so that a request finds it by identity
         if any(spec.name == name for spec in self._specs):
             raise ValueError(f"the staging group has a buffer {name!r} already")
         if with_numpy:
