@@ -236,7 +236,7 @@ def _read_later(source: torch.Tensor, target: torch.Tensor, n: int | None) -> _M
     """What a copy of the first `n` rows reads only when the device gets to it. None if it reads it at once."""
     try:
         rows, place = (source, target) if n is None else (source[:n], target[:n])
-        # What is not contiguous, or is spread over a larger target, torch gathers before it returns.
+        # What is spread over a larger target torch gathers before it returns, and mostly what is not contiguous.
         if rows.layout is not torch.strided or not rows.is_contiguous() or rows.numel() != place.numel():
             return None
         if not rows.is_pinned():  # nor are no rows at all
