@@ -90,7 +90,8 @@ def test_only_what_is_marked_is_counted_and_every_run_counts_the_same(marks, tmp
     assert set(one) == set(two) == {"20", "120"}
     # A call of abs() takes some hundred instructions; starting an interpreter takes some ten millions.
     assert 20 * 100 < one["120"].total - one["20"].total < 1000 * 100
-    assert one["120"].total - one["20"].total == pytest.approx(two["120"].total - two["20"].total, rel=0.01)
+    # Where the heap lies differs from run to run, and with it a call's count by a per cent or two.
+    assert one["120"].total - one["20"].total == pytest.approx(two["120"].total - two["20"].total, rel=0.05)
 
 
 def test_a_program_that_fails_is_no_count(marks, tmp_path):
