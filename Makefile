@@ -54,7 +54,7 @@ test-debug: build
 
 # Host time of staged uploads over the stand-in runtime: what a device adds is tests/gpu's to show.
 bench-staging: .venv-fakecuda/.ready
-	scripts/bench-staging.sh .venv-fakecuda/bin/python
+	scripts/on-fakecuda.sh .venv-fakecuda/bin/python -m bench.staging_host
 
 # Device copies without a GPU: a CUDA build of torch (5.5 GB) on a stand-in runtime.
 test-fakecuda: .venv-fakecuda/.ready

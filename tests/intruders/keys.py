@@ -25,3 +25,18 @@ class Named(Token):
 
     def __eq__(self, other):
         return isinstance(other, Named) and self.name == other.name
+
+
+def told_name(text, door):
+    """A str of a class of its own that opens the door when it is hashed or compared."""
+
+    class Name(str):
+        def __hash__(self):
+            door()
+            return str.__hash__(self)
+
+        def __eq__(self, other):
+            door()
+            return str.__eq__(self, other)
+
+    return Name(text)

@@ -7,6 +7,7 @@ import torch
 
 from intruders.describing import tell
 from intruders.door import Token
+from intruders.keys import told_name
 from intruders.matrix import Block
 from intruders.tensors import fill_what_was_freed, give_other_memory
 from intruders.world import World, form_of
@@ -106,16 +107,7 @@ def names_of_a_mapping(world, door):
 
 @contextlib.contextmanager
 def hash_of_a_name(world, door):
-    class Name(str):
-        def __hash__(self):
-            door()
-            return str.__hash__(self)
-
-        def __eq__(self, other):
-            door()
-            return str.__eq__(self, other)
-
-    world.request = {Name("ids"): 2, "flags": 1}
+    world.request = {told_name("ids", door): 2, "flags": 1}
     yield
 
 

@@ -8,7 +8,7 @@ import weakref
 from intruders.describing import read, tell
 from intruders.door import Token
 from intruders.gates import ANYWHERE
-from intruders.keys import Key
+from intruders.keys import Key, told_name
 from intruders.matrix import Block
 from intruders.world import World, form_of
 
@@ -324,16 +324,7 @@ def key_in_the_dictionary(world, door):
 
 @contextlib.contextmanager
 def odd_name(world, door):
-    class Name(str):
-        def __hash__(self):
-            door()
-            return str.__hash__(self)
-
-        def __eq__(self, other):
-            door()
-            return str.__eq__(self, other)
-
-    world.name = Name("_x")
+    world.name = told_name("_x", door)
     yield
     world.name = None
 

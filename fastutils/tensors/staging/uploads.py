@@ -156,7 +156,7 @@ class Uploads:
         places = self.slabs.places
         spans: list[tuple[int, int]] = []
         for i in live:
-            if spans and i:
+            if spans:
                 last = spans[-1][1]
                 gap = places[i].offset - places[last].offset - places[last].capacity
                 full = rows[i] == self.slabs.specs[i].rows and rows[last] == self.slabs.specs[last].rows

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Host time of staged uploads on the stand-in runtime (tests/fakecuda): bench-staging.sh PYTHON [bench arguments]
+# Python on the stand-in runtime (tests/fakecuda), with the core and a bridge built for it:
+# on-fakecuda.sh PYTHON [arguments of it]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1
@@ -7,4 +8,4 @@ shift
 
 preload=$("$python" tests/fakecuda/build.py build/fakecuda | tail -n 1)
 FASTUTILS_REQUIRE_EXTENSIONS=1 "$python" setup.py -q build_ext --inplace
-LD_PRELOAD=$preload FAKECUDA_DEVICES=2 "$python" -m bench.staging_host "$@"
+LD_PRELOAD=$preload FAKECUDA_DEVICES=2 FASTUTILS_REQUIRE_EXTENSIONS=1 "$python" "$@"
