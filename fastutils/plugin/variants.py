@@ -32,7 +32,7 @@ def _pins(upstream: ModuleType) -> Any:
     return inspect.signature(upstream.CpuGpuBuffer).parameters["pin_memory"].default
 
 
-def buffer(upstream: ModuleType, ours: Any, staged_by_default: bool = False) -> Any:
+def buffer(upstream: ModuleType, ours: Any, staged_by_default: bool = False, staged_only_pinned: bool = False) -> Any:
     """CpuGpuBuffer with this vLLM's own answer to whether memory is pinned: it knows platforms that we do not."""
 
     class Buffer(ours):  # type: ignore[misc]
@@ -45,6 +45,8 @@ def buffer(upstream: ModuleType, ours: Any, staged_by_default: bool = False) -> 
             with_numpy: bool = True,
             staged: bool = staged_by_default,
         ) -> None:
+            if staged_only_pinned:
+                staged = staged and pin_memory
             super().__init__(
                 *size, dtype=dtype, device=device, pin_memory=pin_memory, with_numpy=with_numpy, staged=staged
             )
@@ -57,31 +59,11 @@ def buffer_that_stages(upstream: ModuleType, ours: Any, staged_by_default: bool 
 
     Its rows may then be changed as soon as `copy_to_gpu` has returned, so it needs no slots to be staged by default.
     """
-    plain: Any = buffer(upstream, ours, staged_by_default)
     if not upstream.PIN_MEMORY:
-        return plain
+        return buffer(upstream, ours, staged_by_default)
+    plain: Any = buffer(upstream, ours, staged_by_default, staged_only_pinned=staged_by_default)
 
     class StagingBuffer(plain):  # type: ignore[misc]
-        if staged_by_default:
-
-            def __init__(
-                self,
-                *size: int | torch.SymInt,
-                dtype: torch.dtype,
-                device: torch.device,
-                pin_memory: bool = _pins(upstream),
-                with_numpy: bool = True,
-                staged: bool = True,
-            ) -> None:
-                super().__init__(
-                    *size,
-                    dtype=dtype,
-                    device=device,
-                    pin_memory=pin_memory,
-                    with_numpy=with_numpy,
-                    staged=staged and pin_memory,
-                )
-
         def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
             cpu = self.cpu
             if cpu.is_pinned():
